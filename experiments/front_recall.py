@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from sp.bench.record import append, make_record
-from sp.evals.natural.questions import Question, own_questions
+from sp.evals.natural.questions import NaturalQuestion, own_questions
 from sp.evals.summary import wilson
 from sp.front.history import History
 from sp.front.rules import Rules
@@ -22,7 +22,7 @@ from sp.front.shorten import Compressor
 FIRST, SAID = "Who wrote this, and when?", "It does not say."
 
 
-def turns(compressor: Compressor, question: Question, ratio: float) -> tuple[bool, bool]:
+def turns(compressor: Compressor, question: NaturalQuestion, ratio: float) -> tuple[bool, bool]:
     """Whether the fact was left out in the first turn, and whether the second has it."""
     history, rules, places = History(compressor), Rules(ratio, 0), question.evidence[0]
     start, end = places[0] if isinstance(places[0], tuple) else places

@@ -24,7 +24,7 @@ import httpx
 
 from sp.bench.record import append, make_record
 from sp.evals.matches import score_answer
-from sp.evals.natural.questions import Question, own_questions
+from sp.evals.natural.questions import NaturalQuestion, own_questions
 from sp.evals.summary import wilson
 
 MOST = 32  # tokens of an answer
@@ -45,7 +45,7 @@ def asked(url: str, text: str) -> Iterator[tuple[float, str, dict[str, Any]]]:
                     yield time.perf_counter() - start, said, told
 
 
-def answer(url: str, question: Question) -> dict[str, Any]:
+def answer(url: str, question: NaturalQuestion) -> dict[str, Any]:
     """One question to one server."""
     pieces = list(asked(url, f"{question.text}\n\n{question.question}"))
     said = "".join(piece for _, piece, _ in pieces)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sp.evals.natural.questions import Question, known_questions
+from sp.evals.natural.questions import NaturalQuestion, known_questions
 
 PART = 4000  # bytes of a part at most, but for lines that are longer
 LATER = "Thank you. Which part was the longest?"
@@ -25,7 +25,7 @@ def parts(text: str) -> list[str]:
     return found
 
 
-def transcript(question: Question) -> list[dict[str, Any]]:
+def transcript(question: NaturalQuestion) -> list[dict[str, Any]]:
     """Messages as chat completions have them."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read the document, part by part."}]
     for number, part in enumerate(parts(question.text)):

@@ -17,7 +17,7 @@ from phrases.language import lines
 from teller import FURTHER, NAMES, Teller
 from tokenizer import PRETOKEN, Encoder
 
-from sp.evals.story import Question, Story
+from sp.evals.story import Story, StoryQuestion
 
 Span = tuple[int, int]
 
@@ -93,16 +93,16 @@ class Sample:
     markup: list[Span] = field(default_factory=list)
 
 
-def answer_text(question: Question) -> str:
+def answer_text(question: StoryQuestion) -> str:
     """What the model is to say: the answers and a full stop, or the passage as it is."""
     return question.answers[0] if question.kind == "quote" else ", ".join(question.answers) + "."
 
 
-def quoted(passage: str, rng: random.Random) -> Question:
+def quoted(passage: str, rng: random.Random) -> StoryQuestion:
     """A question for a whole passage."""
     words = passage.split()
     at = rng.randrange(max(1, len(words) - 1))
-    return Question(rng.choice(QUOTES).format(" ".join(words[at : at + 2])), (passage,), (passage,), kind="quote")
+    return StoryQuestion(rng.choice(QUOTES).format(" ".join(words[at : at + 2])), (passage,), (passage,), kind="quote")
 
 
 class Composer:
@@ -166,7 +166,7 @@ class Composer:
         sample.document = sample.document[0], len(ids)
         return sample
 
-    def _turns(self, stories: list[tuple[str, Story]], mix: Mix) -> list[tuple[str, Question, bool]]:
+    def _turns(self, stories: list[tuple[str, Story]], mix: Mix) -> list[tuple[str, StoryQuestion, bool]]:
         rng = self.rng
         pool = [(name, q, i == 0) for name, story in stories for i, q in enumerate(story.questions)]
         rng.shuffle(pool)
@@ -183,7 +183,7 @@ class Composer:
         self,
         ids: list[int],
         s: Sample,
-        turns: list[tuple[str, Question, bool]],
+        turns: list[tuple[str, StoryQuestion, bool]],
         asked: list[list[int]],
         said: list[list[int]],
     ) -> None:
@@ -210,7 +210,7 @@ class Composer:
         s: Sample,
         told: list[Told],
         stories: list[tuple[str, Story]],
-        asked: list[Question],
+        asked: list[StoryQuestion],
         room: int,
         breaks: int,
     ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.evals.natural.questions import Question, known_documents, known_questions, missing_documents
+from sp.evals.natural.questions import NaturalQuestion, known_documents, known_questions, missing_documents
 from sp.evals.natural.rows import judge, masks
 from sp.evals.summary import wilson
 from sp.models import KVType
@@ -47,7 +47,9 @@ class Empty:
         return memory.keys(drafted.ids, message_ends(drafted))
 
 
-def rows(pipeline: Pipeline, question: Question, types: list[str], scorer: str, tokens: int) -> list[dict[str, Any]]:
+def rows(
+    pipeline: Pipeline, question: NaturalQuestion, types: list[str], scorer: str, tokens: int
+) -> list[dict[str, Any]]:
     """Whether the evidence is kept, by type of cache and share."""
     found = []
     template, tokenizer = pipeline.target.template, pipeline.target.tokenizer

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sp.bench.record import append, key_of, make_record, read
-from sp.evals.natural.questions import Question, known_questions
+from sp.evals.natural.questions import NaturalQuestion, known_questions
 from sp.evals.natural.rows import judge, masks
 from sp.evals.run import cell_columns, counter
 from sp.prompt import TokenisedPrompt
@@ -79,9 +79,9 @@ def main() -> None:
     PAGE.write_text(page)
 
 
-def first_hard_ones(questions: Iterable[Question], count: Any, most: int = TOKENS) -> list[Question]:
+def first_hard_ones(questions: Iterable[NaturalQuestion], count: Any, most: int = TOKENS) -> list[NaturalQuestion]:
     """Of every kind of document, the first hard question about one of at most so many tokens."""
-    first: dict[str, Question] = {}
+    first: dict[str, NaturalQuestion] = {}
     lengths: dict[str, int] = {}
     for question in questions:
         if not question.hard or question.text_kind in first:
@@ -93,7 +93,7 @@ def first_hard_ones(questions: Iterable[Question], count: Any, most: int = TOKEN
     return list(first.values())
 
 
-def records(pipeline: Pipeline, question: Question, options: Iterable[RunOptions]) -> Iterator[dict[str, Any]]:
+def records(pipeline: Pipeline, question: NaturalQuestion, options: Iterable[RunOptions]) -> Iterator[dict[str, Any]]:
     """Of a question, one a scorer: what became of the evidence, and the best runs."""
     template, tokenizer = pipeline.target.template, pipeline.target.tokenizer
     prompt = pipeline.tokenise(question.example().prompt(template, tokenizer=tokenizer))

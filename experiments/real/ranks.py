@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sp.bench.record import append, make_record
-from sp.evals.natural.questions import Question, own_questions
+from sp.evals.natural.questions import NaturalQuestion, own_questions
 from sp.scoring.base import HEATMAP_CHUNK
 from sp.scoring.calibration.reading import ROTATIONS, NeedlePhrasing, NeedleText, Sample, read_text
 from sp.scoring.calibration.record import file_sha256
@@ -41,15 +41,15 @@ def main() -> None:
         append(make_record("evidence_ranks", **record, sources=[], device=given.device), given.record)
 
 
-def first_of_each(questions: Iterable[Question], count: int) -> list[Question]:
+def first_of_each(questions: Iterable[NaturalQuestion], count: int) -> list[NaturalQuestion]:
     """The first questions of each kind of text, so many of each."""
-    kinds: dict[str, list[Question]] = defaultdict(list)
+    kinds: dict[str, list[NaturalQuestion]] = defaultdict(list)
     for question in questions:
         kinds[question.text_kind].append(question)
     return [question for of in kinds.values() for question in islice(of, count)]
 
 
-def records(loaded: Loaded, questions: Iterable[Question], name: str) -> Iterator[dict[str, Any]]:
+def records(loaded: Loaded, questions: Iterable[NaturalQuestion], name: str) -> Iterator[dict[str, Any]]:
     """What goes into the records of a drafter and a set of questions."""
     samples: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for question in questions:
@@ -68,7 +68,7 @@ def records(loaded: Loaded, questions: Iterable[Question], name: str) -> Iterato
         yield {"config": config, "metrics": metrics(of, config["layers"]), "samples": of}
 
 
-def read(loaded: Loaded, question: Question) -> Sample:
+def read(loaded: Loaded, question: NaturalQuestion) -> Sample:
     """What the drafter shows of a question that has its evidence in one place."""
     ((place,),) = question.evidence
     (quote,) = question.quotes((place,))

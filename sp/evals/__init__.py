@@ -1,4 +1,4 @@
-"""Tests of what a selection keeps: tasks that make prompts with known answers, and how answers are judged.
+"""Evaluation of selections: tasks that make prompts with known answers, and the scoring of answers.
 
 Importing this package registers every task of `sp.evals.tasks`, and every format of files of `sp.evals.formats`.
 """

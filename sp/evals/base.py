@@ -1,6 +1,6 @@
-"""What a task is: a frozen dataclass that makes the i-th example of a given length, always the same one.
+"""Base class of tasks: frozen dataclasses that make the i-th example of a given length, always the same one.
 
-Examples name their evidence, so that a selection can be judged by what it kept and not only by the answer.
+Examples name their evidence, so that a selection can be judged by the evidence in it and not only by the answer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sp.chat import Thinking, Turn, render_located, spells_markup
 from sp.config import Registry
 from sp.errors import PromptError, unknown_name
 from sp.evals.matches import MATCHES
-from sp.evals.matches import Match as Match  # tasks name it beside what else they need of here
+from sp.evals.matches import Match as Match  # re-exported for tasks
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import Prompt
 
-Count = Callable[[str], int]  # tokens of a text in the vocabulary that prompts are measured in
-WITHOUT = Thinking("off")  # how examples are asked: the answers are short, and known without thinking
+Count = Callable[[str], int]  # tokens of a text in the vocabulary of the model that answers
+WITHOUT = Thinking("off")  # the default of examples, whose answers are short and need no thinking
 TASK_SLOT = "{task}"
-"""In an option of a scorer, the registered name of the task it is run on: weights that never saw it, for one."""
+"""Slot in options of a scorer for the name of the task it runs on, such as for weights that were trained without it."""
 RESERVED = ("schema", "kind", "run", "models", "options")
-"""What files of records say of a line, in place of which no fact of an example may stand."""
-MARKUP = 16  # tokens left free for the chat template around a prompt's text
+"""Columns of every line in files of records, which facts of examples must not replace."""
+MARKUP = 16  # tokens reserved for the chat template around a prompt's text
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,26 @@ class Example:
     document, question, answer_prefix : str
         See `Prompt.from_document`. Only the document may be left out by a selection.
     answers : tuple of str
-        What a right answer holds.
+        Texts that a right answer contains.
     needles : tuple of str
-        Every sentence of the document that the answer rests on, verbatim; empty where the whole text counts.
+        Every sentence of the document that is evidence for the answer, verbatim; empty where the whole text counts.
     match : str
-        How the answer is judged by these answers: a name of `sp.evals.matches.MATCHES`.
+        Method by which the answer is scored: a name of `sp.evals.matches.MATCHES`.
     facts : dict
-        What varies between examples and belongs in the record: depth, phrasing, keys.
+        Properties of the example for the record: depth, phrasing, keys.
     tokens : int
-        Length that was asked for.
+        Requested length of the prompt.
     max_new_tokens : int
-        Longest answer.
+        Longest answer in tokens.
     places : tuple of int
-        Character of the document at which each needle begins; where it first occurs if left out.
+        Character of the document at which each needle begins; its first occurrence by default.
     turns : tuple of Turn
         A whole conversation in place of document and question. All but the last turn of the user may be left out.
 
     Raises
     ------
     ConfigError
-        For a way to judge that nobody knows.
+        The name of the method is unknown.
     """
 
     id: str
@@ -85,12 +85,12 @@ class Example:
     def prompt(
         self, template: str | ChatTemplate | None, thinking: Thinking = WITHOUT, tokenizer: Tokenizer | None = None
     ) -> Prompt:
-        """The rendered prompt, every needle marked; an answer that begins with thinking gets no prefix.
+        """Render the prompt and mark every needle; an answer that begins with thinking gets no prefix.
 
         Parameters
         ----------
         tokenizer : Tokenizer, optional
-            Tells what of a conversation spells markup.
+            Finds text of a conversation that spells markup.
 
         Raises
         ------
@@ -102,8 +102,8 @@ class Example:
                 raise PromptError(f"{self.id} is a conversation, and this model has no chat template to show one")
             chat = ChatTemplate.of(template)
             is_markup = spells_markup(tokenizer) if tokenizer else lambda text: False
-            found = render_located(chat, self.turns, thinking.variables(chat), is_markup)
-            return Prompt.from_chat(found, self.turns, chat, thinking, needle=self.needles)
+            located = render_located(chat, self.turns, thinking.variables(chat), is_markup)
+            return Prompt.from_chat(located, self.turns, chat, thinking, needle=self.needles)
         prefix = "" if thinking.mode == "on" else self.answer_prefix
         return Prompt.from_document(
             self.document,
@@ -116,12 +116,12 @@ class Example:
         )
 
     def told_facts(self) -> dict[str, Any]:
-        """The facts as columns of a row; those in `RESERVED` begin with ``fact_``."""
+        """Return the facts as columns of a row; names in `RESERVED` get the prefix ``fact_``."""
         return {f"fact_{name}" if name in RESERVED else name: value for name, value in self.facts.items()}
 
 
 def answer_room(least: int, answers: Sequence[str], count: Count) -> int:
-    """Tokens to generate: at least `least`, and enough to list the answers in a vocabulary of short tokens."""
+    """Return the number of tokens to generate: at least `least`, and enough to list the answers."""
     return max(least, count(f" {', '.join(answers)}.") + 8)
 
 
@@ -131,9 +131,9 @@ class Task(ABC):
     Attributes
     ----------
     name : str
-        What it is registered under.
+        Name under which the task is registered.
     suite : str
-        The benchmark it belongs to, which runs as a whole; empty for none.
+        Benchmark that the task belongs to, whose tasks run together; empty for none.
     """
 
     name: ClassVar[str]
@@ -141,12 +141,12 @@ class Task(ABC):
 
     @abstractmethod
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """Example number `index`, its prompt at most `tokens` tokens and little shorter.
+        """Make example number `index`, with a prompt of at most `tokens` tokens and little fewer.
 
         Parameters
         ----------
         index : int
-            Not negative. Task, options, index and length alone decide what is drawn.
+            Not negative. The example depends on task, options, index and length alone.
         tokens : int
             Length of the whole prompt: document, question, answer prefix, and `MARKUP` for the template.
         count : callable
@@ -155,21 +155,22 @@ class Task(ABC):
         Raises
         ------
         ConfigError
-            If the length has no room for the task.
+            The length is too short for the task.
         """
 
     def example_id(self, index: int, tokens: int) -> str:
-        """Name of an example, another one for other options of the task."""
+        """Return the id of an example, which differs between options of the task."""
         return f"{self.name}-{tokens}-{zlib.crc32(repr(self).encode()):08x}-{index}"
 
     def _made(
         self, index: int, tokens: int, texts: tuple[str, str, str], answers: Sequence[str], **more: Any
     ) -> Example:
-        """An example of document, question, how the answer begins, the answers, and what else it has."""
+        """Make an example from document, question and answer prefix (`texts`), answers, and further fields."""
         return Example(self.example_id(index, tokens), self.name, *texts, tuple(answers), tokens=tokens, **more)
 
     def rng(self, index: int, tokens: int) -> random.Random:
-        """A generator of this example alone, the same on every machine."""
+        """Return a random generator for one example, the same on every machine."""
+        # The representation has the names of the class and of its fields, so renaming one changes all examples.
         return random.Random(f"{self!r} {index} {tokens}")
 
 
@@ -177,7 +178,7 @@ TASKS: Registry[Task] = Registry("task")
 
 
 def register_task(name: str, suite: str = "") -> Callable[[type[Task]], type[Task]]:
-    """Class decorator that files a task under `name`, as part of a suite if it is; both become attributes of it."""
+    """Return a class decorator that registers a task, as part of a suite if given; both become class attributes."""
 
     def add(cls: type[Task]) -> type[Task]:
         cls.name, cls.suite = name, suite

@@ -1,4 +1,4 @@
-"""Which attention heads retrieve: measured on prompts with a needle that the model copies into its answer.
+"""Measure which attention heads retrieve, on prompts with a needle that the model copies into its answer.
 
 References
 ----------
@@ -27,27 +27,36 @@ from sp.scoring.attention.lookahead import LookaheadScorer
 
 
 @dataclass(frozen=True)
-class Copied:
-    """One prompt. `share`, dict of int to float64 (heads,): by attention layer: share of the value's tokens that a head
-    pointed at as they were generated."""
+class HeadCopies:
+    """Copies by the heads of a model on one prompt.
+
+    Attributes
+    ----------
+    generated : tuple of int
+        Tokens of the answer.
+    share : dict of int to float64 (heads,)
+        By attention layer, share of the value's tokens that had a head's largest weight as they were generated.
+    """
 
     generated: tuple[int, ...]
     share: dict[int, Doubles]
 
 
-def copied(request: ScoreRequest, value: Bools, new_tokens: int) -> Copied:
-    """Let a model answer, and see which heads look hardest at the very token it says next: a head copies token j of
-    `value`, bool (n,), when j has the largest weight of all prompt tokens for the query that predicts the next token,
-    and that token is the one at j."""
+def copy_shares(request: ScoreRequest, value: Bools, new_tokens: int) -> HeadCopies:
+    """Let a model answer, and count for each head the tokens that it copies.
+
+    A head copies token j of `value`, bool (n,), when j has the largest weight of all prompt tokens for the query that
+    predicts the next token, and that token is the one at j.
+    """
     ahead = LookaheadScorer(queries=new_tokens + 1).look_ahead(request)
     steps, share = len(ahead.generated), {}
     for layer, queries in ahead.queries.items():
-        at = replace(ahead.cache.stored(layer), tokens=len(request.ids))
-        weights = attention_rows(queries[:steps], at, causal=False)
+        cache = replace(ahead.cache.stored(layer), tokens=len(request.ids))
+        weights = attention_rows(queries[:steps], cache, causal=False)
         best = np.asarray(on_host(weights.argmax(axis=-1)))  # (heads, steps)
         hit = value[best] & (request.ids[best] == np.array(ahead.generated))
         share[layer] = np.array([len(set(row[seen])) for row, seen in zip(best, hit, strict=True)]) / value.sum()
-    return Copied(ahead.generated, share)
+    return HeadCopies(ahead.generated, share)
 
 
 def measure_heads(
@@ -57,38 +66,44 @@ def measure_heads(
     examples: Iterable[Example],
     progress: Callable[[int], None] | None = None,
 ) -> HeadMap:
-    """Mean of `copied` over the prompts that the model answers right. ConfigError if an example has not one answer, or
-    has it in none or several of its needles, of which others may lead there; ModelError if no answer is right."""
+    """Return the mean of `copy_shares` over the prompts that the model answers right.
+
+    ConfigError: an example does not have one answer in exactly one needle, so that copies cannot be attributed.
+    ModelError: no answer is right.
+    """
     total: dict[int, Doubles] = {}
     right, tried, lengths, tasks = 0, 0, [], set()
     for example in examples:
         prompt = example.prompt(template).tokenise(tokenizer)
         n, nothing = len(prompt), np.zeros(len(prompt), bool)
         request = ScoreRequest(model, prompt.ids, np.arange(n), nothing, nothing, tokenizer.eos_ids)
-        found = copied(request, value_tokens(prompt, example), example.max_new_tokens)
+        copies = copy_shares(request, value_tokens(prompt, example), example.max_new_tokens)
         tried += 1
         tasks.add(example.task)
         lengths.append(n)
-        if score_answer(tokenizer.decode(list(found.generated)), example.answers, example.match) == 1:
+        if score_answer(tokenizer.decode(list(copies.generated)), example.answers, example.match) == 1:
             right += 1
-            for layer, share in found.share.items():
+            for layer, share in copies.share.items():
                 total[layer] = total.get(layer, 0) + share
         if progress:
             progress(1)
     if not right:
-        raise ModelError(f"the model answers none of {tried} prompts right, so none shows which heads retrieve")
-    made = {"tasks": sorted(tasks), "prompts": tried, "right": right, "prompt_tokens": [min(lengths), max(lengths)]}
+        raise ModelError(f"the model answers none of {tried} prompts right; use a better model or an easier task")
+    provenance = {
+        "tasks": sorted(tasks),
+        "prompts": tried,
+        "right": right,
+        "prompt_tokens": [min(lengths), max(lengths)],
+    }
     scores = {layer: tuple((row / right).tolist()) for layer, row in total.items()}
-    return HeadMap(model_key(model), scores, made)
+    return HeadMap(model_key(model), scores, provenance)
 
 
 def value_tokens(prompt: TokenisedPrompt, example: Example) -> Bools:
-    """Tokens (n,) of the answer where it stands in a needle; ConfigError where it is not one answer in one needle."""
+    """Return the tokens (n,) of the answer in its needle; ConfigError unless there is one answer in one needle."""
     holding = [needle for needle in example.needles if all(answer in needle for answer in example.answers)]
     if len(example.answers) != 1 or len(holding) != 1:
-        raise ConfigError(
-            f"task {example.task}: heads are measured where one answer is copied from one needle; choose another task"
-        )
+        raise ConfigError(f"task {example.task}: measuring heads needs one answer in one needle; choose another task")
     (needle,), (answer,) = holding, example.answers
     start = prompt.prompt.text.encode().index(needle.encode()) + len(needle[: needle.rindex(answer)].encode())
     first, last = prompt.bytes[:, 0], prompt.bytes[:, 1]

@@ -1,7 +1,6 @@
-"""What a selection costs a language model: perplexity of the text that follows a compressed prompt, and how far the
-predictions move from those after the full prompt.
+"""Perplexity of the text that follows a compressed prompt, and divergence from the predictions after the full prompt.
 
-The continuation is the text's own, token by token, at the positions it has behind the whole prompt.
+The continuation is that of the text, token by token, at the positions it has after the whole prompt.
 """
 
 from __future__ import annotations
@@ -28,15 +27,14 @@ from sp.session import Pipeline, RunOptions, Scored
 from sp.session.compress import Cut, compress
 from sp.session.decision import check_context
 
-ROOM = 256
+ROOM = 256  # tokens by which generated text is longer than requested
 
 RESULTS = ("nll", "perplexity", "kl", "agreement", "kept_tokens", "realised_keep")
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text and what follows it. `context`, `continuation`: they meet in front of white space; `tokens`: length of the
-    context that was asked for."""
+    """A text and its continuation, which begins with white space; `tokens` is the requested length of the context."""
 
     id: str
     context: str
@@ -45,31 +43,34 @@ class Passage:
 
 
 def passages(text: str, tokens: int, continuation: int, amount: int, tokenizer: Tokenizer) -> list[Passage]:
-    """Windows of `tokens` and `continuation` tokens, spread evenly over a text. PromptError if the text is shorter than
-    one window."""
+    """Cut windows of `tokens` and `continuation` tokens at equal distances from a text.
+
+    PromptError: the text is shorter than one window.
+    """
     encoding = tokenizer.encode(text)
     raw, size = text.encode(), tokens + continuation
     if len(encoding) < size:
-        raise PromptError(f"the text has {len(encoding)} tokens, but a passage takes {size}; give a longer text")
+        raise PromptError(f"the text has {len(encoding)} tokens, but a passage needs {size}; pass a longer text")
     starts = np.append(encoding.spans[:, 0], len(raw))
+    # Windows begin and end at white space, so that context and continuation tokenise as they do in the text.
     edges = np.isin(np.frombuffer(raw + b" ", np.uint8)[starts], list(b" \n\t\r"))
     edges[0] = True
     places = np.flatnonzero(edges)
 
-    def cut(token: int) -> int:
-        """Byte of the last white space at or before a token."""
+    def boundary(token: int) -> int:
+        """Return the byte of the last white space at or before a token."""
         return int(starts[places[np.searchsorted(places, token, side="right") - 1]])
 
-    found = []
+    texts = []
     for number, first in enumerate(np.linspace(0, len(encoding) - size, amount).astype(int).tolist()):
-        begin, middle, end = cut(first), cut(first + tokens), cut(first + size)
+        begin, middle, end = boundary(first), boundary(first + tokens), boundary(first + size)
         pieces = raw[begin:middle].decode().lstrip(), raw[middle:end].decode()
-        found.append(Passage(f"ppl-{tokens}-{number}", *pieces, tokens))
-    return found
+        texts.append(Passage(f"ppl-{tokens}-{number}", *pieces, tokens))
+    return texts
 
 
 def generated_text(tokens: int, count: Count, seed: int = 0) -> str:
-    """Prose of a little more than so many tokens, where no text is given."""
+    """Generate prose of a little more than `tokens` tokens."""
     rng = random.Random(f"ppl {seed}")
     return haystack(filler("grammar", rng), (), (), tokens + ROOM, count, rng).text
 
@@ -81,10 +82,13 @@ def perplexity(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Row]:
-    """Compare every cell with the full prefill of the same passage. Yields columns as those of `evaluate`; `status` is
-    ``no_needle`` for scorer oracle, which has nothing to know here. ``nll`` (mean over the continuation, in nats),
-    ``perplexity`` (its exponential), ``kl`` (mean Kullback-Leibler divergence of the predictions from those of the full
-    prefill, in nats), ``agreement`` (share of tokens with the same likeliest prediction), ``continuation_tokens``."""
+    """Compare every cell with the full prefill of the same passage.
+
+    Yields rows with the columns of `evaluate` that apply; `status` is ``no_needle`` for scorer oracle, which has no
+    needle here. Further columns are ``nll`` (mean over the continuation, in nats), ``perplexity`` (its exponential),
+    ``kl`` (mean Kullback-Leibler divergence of the predictions from those of the full prefill, in nats), ``agreement``
+    (share of tokens with the same likeliest prediction) and ``continuation_tokens``.
+    """
     report = progress or (lambda done: None)
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
     for text in texts:
@@ -111,28 +115,30 @@ def perplexity(
             else:
                 scored = scored or pipeline.score(prompt, options)
                 _, selection = pipeline.select(scored, prompt, options)
-                found = log_probabilities(pipeline, prompt, selection, ids, options)
-                kept = int(selection.selected.sum())
-                yield row | {"status": "ok"} | _results(found, full, ids, kept, len(prompt))
+                predictions = log_probabilities(pipeline, prompt, selection, ids, options)
+                selected = int(selection.selected.sum())
+                yield row | {"status": "ok"} | _results(predictions, full, ids, selected, len(prompt))
             report(1)
 
 
 def log_probabilities(
-    pipeline: Pipeline, prompt: TokenisedPrompt, kept: Bools | Selection, ids: Ints, options: RunOptions
+    pipeline: Pipeline, prompt: TokenisedPrompt, selection: Bools | Selection, ids: Ints, options: RunOptions
 ) -> Floats:
-    """Log-probabilities (m, vocab) of each token of the continuation `ids` (m,), given those before it."""
-    kept, read = (kept.selected, kept.byte_ranges) if isinstance(kept, Selection) else (kept, {})
-    target, whole = pipeline.target, bool(kept.all())
-    given = compress(
-        prompt, kept, target.tokenizer,
+    """Return the log-probabilities (m, vocab) before each token of the continuation `ids` (m,)."""
+    selection, byte_ranges = (
+        (selection.selected, selection.byte_ranges) if isinstance(selection, Selection) else (selection, {})
+    )
+    target, whole = pipeline.target, bool(selection.all())
+    compressed = compress(
+        prompt, selection, target.tokenizer,
         "original" if whole else options.positions, "byte_span" if whole else options.mapping,
-        Cut(read, options.mark_omitted, options.selector.whole),
+        Cut(byte_ranges, options.mark_omitted, options.selector.whole),
     )  # fmt: skip
-    cache = target.model.new_cache(len(given.ids) + len(ids), options.kv, rotate=options.rotate)
-    logits = prefill(target.model, given.ids, given.positions, cache)
+    cache = target.model.new_cache(len(compressed.ids) + len(ids), options.kv, rotate=options.rotate)
+    logits = prefill(target.model, compressed.ids, compressed.positions, cache)
     rows = [_log_softmax(logits)]
     for number, token in enumerate(ids[:-1].tolist()):
-        rows.append(_log_softmax(decode_step(target.model, token, given.next_position + number, cache)))
+        rows.append(_log_softmax(decode_step(target.model, token, compressed.next_position + number, cache)))
     return np.stack(rows)
 
 
@@ -143,9 +149,11 @@ def _log_softmax(logits: Floats) -> Floats:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float32)
 
 
-def _results(found: Floats, full: Floats, ids: Ints, kept: int, tokens: int) -> Row:
-    """Measures of predictions (m, vocab) against those of the full prefill."""
-    nll = -float(found[np.arange(len(ids)), ids].mean())
-    kl = float((np.exp(full) * (full - found)).sum(axis=1).mean())
-    agreement = float((found.argmax(axis=1) == full.argmax(axis=1)).mean())
-    return dict(zip(RESULTS, (nll, float(np.exp(nll)), max(kl, 0.0), agreement, kept, kept / tokens), strict=True))
+def _results(predictions: Floats, full: Floats, ids: Ints, selected: int, tokens: int) -> Row:
+    """Compare predictions (m, vocab) with those of the full prefill."""
+    nll = -float(predictions[np.arange(len(ids)), ids].mean())
+    kl = float((np.exp(full) * (full - predictions)).sum(axis=1).mean())
+    agreement = float((predictions.argmax(axis=1) == full.argmax(axis=1)).mean())
+    return dict(
+        zip(RESULTS, (nll, float(np.exp(nll)), max(kl, 0.0), agreement, selected, selected / tokens), strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Run examples through a pair: each read in full once and then in every cell, cells of one scorer with one scoring."""
+"""Run examples through a pair: each with a full prefill and in every cell, with one scoring for cells of one scorer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sp.config import Registry
 from sp.decode import DECODERS, Greedy
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import WITHOUT, Count, Example
-from sp.evals.matches import Caught, Evidence, caught, score_answer
+from sp.evals.matches import Evidence, EvidenceRecall, evidence_recall, score_answer
 from sp.gguf import Tokenizer
 from sp.json_lines import ATOM, check, parse_object
 from sp.prompt import TokenisedPrompt
@@ -28,8 +28,8 @@ from sp.session import Answer, Pipeline, RunOptions, Scored, request
 from sp.session.decision import check_context
 from sp.trace import Trace
 
-Row = dict[str, Any]  # one example in one cell: a flat mapping that goes into JSON; see `evaluate`
-THINKING_TOKENS = 1024  # room for thinking before an answer, where it is not off
+Row = dict[str, Any]  # one example in one cell: a flat mapping for JSON; see `evaluate`
+THINKING_TOKENS = 1024  # longest thinking before an answer, where thinking is not off
 FULL = "full"  # scorer and selector of the row of a full prefill
 
 
@@ -43,22 +43,21 @@ def evaluate(
     pass_over_long: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[Row]:
-    """Answer every example in full and in every cell, compressed whatever it costs.
+    """Answer every example with a full prefill and in every cell, with compression even where it does not pay.
 
-    Cells with one scorer share its pass over the prompt; their times to first token each count it whole, as if they
-    had run alone. The longest answer is the example's, the seed the cell's and the example's together.
+    Cells with one scorer share its pass over the prompt; each time to first token includes the whole pass, as if the
+    cell had run alone. The longest answer is the example's; the seed combines the cell's and the example's.
 
     Parameters
     ----------
     cells : sequence of RunOptions
-        `compress`, `threshold` and `max_new_tokens` are ignored.
+        Options of the compressed runs; `compress`, `threshold` and `max_new_tokens` are ignored.
     full : bool or RunOptions
-        Also read every prompt whole and answer greedily, with the cache format of the first cell, or of these options.
+        Also prefill every prompt whole and answer greedily, with the cache format of the first cell, or these options.
     thinking : Thinking
-        What the target is asked of thinking; an answer that may begin with it is `THINKING_TOKENS` longer, and judged
-        without it.
+        Thinking of the target; an answer that may begin with it is `THINKING_TOKENS` longer, and scored without it.
     pass_over_long : bool
-        Whether prompts that do not fit the target's context have rows of status ``long``, and are no error.
+        Give prompts that do not fit the target's context rows of status ``long``, instead of an error.
     progress : callable, optional
         Called with 1 after every row.
 
@@ -69,10 +68,11 @@ def evaluate(
         decode`` (name and options that were set), then `COLUMNS`; ``status``: ``ok``, ``no_needle`` (scorer oracle
         where the whole text counts) or ``long`` (see above), and None in all that follows if it is not ``ok``:
         ``answer, correct`` (0 or 1), ``score`` (0 to 1),
-        ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept`` as in
-        `Caught`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s, decode_s``;
-        ``drafter_density``; ``acceptance_length``, tokens a pass where a draft guessed; ``expected, depth`` and
-        other facts of the example; ``rope_needed`` of a drafter; ``thinking`` if not off, ``reasoning_effort`` if set.
+        ``kept_tokens, forced_tokens, realised_keep``; ``needle_recall, needle_rank, needle_margin, given_kept``, see
+        `EvidenceRecall`; ``ttft_s`` and seconds by stage ``tokenise_s, score_s, select_s, compress_s, prefill_s,
+        decode_s``; ``drafter_density``; ``acceptance_length``, tokens per pass of speculative decoding; ``expected,
+        depth`` and other facts of the example; ``rope_needed`` of a drafter; ``thinking`` if not off,
+        ``reasoning_effort`` if set.
 
     Raises
     ------
@@ -80,15 +80,16 @@ def evaluate(
         A prompt and its answer do not fit the target's context.
     """
     report, target = progress or (lambda done: None), pipeline.target
+    # Cells of one scoring come one after the other, so that only one scoring is in memory.
     order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
-    for given in examples:
-        example = with_thinking(given, thinking)
+    for drawn in examples:
+        example = with_thinking(drawn, thinking)
         trace = Trace()
         with named(example), trace.stage("tokenise") as stage:
             prompt = pipeline.tokenise(example.prompt(target.template, thinking, target.tokenizer))
             stage.tokens = len(prompt)
         evidence = Evidence.of(prompt, example.answers)
-        seen = Reading(pipeline, example, prompt, evidence, trace)
+        seen = ExampleRun(pipeline, example, prompt, evidence, trace)
         if pass_over_long and len(prompt) + example.max_new_tokens > target.model.config.context:
             for index in (*((-1,) if full else ()), *order):
                 cell = (cells or [RunOptions()])[max(index, 0)]
@@ -117,7 +118,7 @@ def evaluate(
 
 @contextmanager
 def named(example: Example) -> Iterator[None]:
-    """What is wrong with a prompt, with the example's name."""
+    """Add the example's name to errors about its prompt."""
     try:
         yield
     except PromptError as error:
@@ -125,7 +126,7 @@ def named(example: Example) -> Iterator[None]:
 
 
 def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions, first: Scored | None) -> Scored:
-    """A scoring that takes the reader's tokens from the `first` one, and counts the time they took as its own."""
+    """Score a prompt with the scoring model's tokens of the `first` scoring, and include the time to tokenise it."""
     if first is None:
         return pipeline.score(prompt, options)
     scored = pipeline.score(prompt, options, drafted=first.drafted)
@@ -134,8 +135,8 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-    """One example as the pair sees it."""
+class ExampleRun:
+    """An example with its tokenised prompt, and the rows that are measured on it."""
 
     pipeline: Pipeline
     example: Example
@@ -144,25 +145,29 @@ class Reading:
     tokenised: Trace
 
     def full(self, options: RunOptions) -> Row:
-        """Row of the full prefill."""
+        """Return the row of the full prefill."""
         everything = np.ones(len(self.prompt), bool)
         options = replace(_options(options, self.example), decode=Greedy())
         answer = self.pipeline.read(self.prompt, everything, options, Trace(list(self.tokenised.stages)))
-        found = Caught(1.0, True, None, None) if self.evidence.needles else None
-        return self.row(-1, options) | self.results(answer, len(self.prompt), 0, found, None)
+        recall = EvidenceRecall(1.0, True, None, None) if self.evidence.needles else None
+        return self.row(-1, options) | self.results(answer, len(self.prompt), 0, recall, None)
 
     def cell(self, index: int, cell: RunOptions, options: RunOptions, scored: Scored) -> Row:
-        """Row of a compressed prompt."""
+        """Return the row of a compressed prompt."""
         trace = Trace([*self.tokenised.stages, *scored.trace.stages])
         _, selection = self.pipeline.select(scored, self.prompt, options, trace)
         answer = self.pipeline.read(self.prompt, selection, options, trace)
         density = float(np.mean(densities)) if (densities := scored.importance.densities) else None
         counts = int(selection.selected.sum()), int(selection.forced.sum())
         rope = {name: fact for name, fact in scored.trace.facts.items() if name == "rope_needed"}
-        return self.row(index, cell) | self.results(answer, *counts, caught(selection, self.evidence), density) | rope
+        return (
+            self.row(index, cell)
+            | self.results(answer, *counts, evidence_recall(selection, self.evidence), density)
+            | rope
+        )
 
     def row(self, index: int, options: RunOptions) -> Row:
-        """What is known before anything is read."""
+        """Return the columns that are known before the models run."""
         return {
             "task": self.example.task,
             "example": self.example.id,
@@ -175,20 +180,22 @@ class Reading:
             **self.example.told_facts(),
         }
 
-    def results(self, answer: Answer, kept: int, forced: int, found: Caught | None, density: float | None) -> Row:
-        """What was measured."""
+    def results(
+        self, answer: Answer, selected: int, forced: int, recall: EvidenceRecall | None, density: float | None
+    ) -> Row:
+        """Return the measured columns."""
         score = score_answer(answer.text, self.example.answers, self.example.match)
         seconds = {stage.name: stage.seconds for stage in answer.trace.stages}
         values = (
-            answer.text, int(score == 1), score, kept, forced, kept / len(self.prompt),
-            *((found.recall, found.rank, found.margin, found.complete) if found else (None,) * 4),
+            answer.text, int(score == 1), score, selected, forced, selected / len(self.prompt),
+            *((recall.recall, recall.rank, recall.margin, recall.complete) if recall else (None,) * 4),
             answer.ttft_s, *map(seconds.get, STAGES.values()), density, answer.acceptance_length,
         )  # fmt: skip
         return dict(zip(RESULTS, values, strict=True))
 
 
 COLUMNS = ("keep_ratio", "positions", "mapping", "mark_omitted", "kv", "rotate", "state_gaps", "seed")
-"""Options that a row names, each as it is."""
+"""Options that are columns of a row, unchanged."""
 STAGES = {
     "tokenise_s": "tokenise",
     "score_s": "score",
@@ -205,12 +212,12 @@ RESULTS = (
 
 
 def counter(tokenizer: Tokenizer) -> Count:
-    """Counts tokens as a model sees them."""
+    """Return a function that counts the tokens of a text."""
     return lambda text: len(tokenizer.encode(text))
 
 
 def cell_columns(index: int, options: RunOptions) -> Row:
-    """What a row says of its cell; index -1 is the full prefill."""
+    """Return the columns of a cell; index -1 is the full prefill."""
     columns = {
         "cell": index,
         "scorer": label(SCORERS, options.scorer),
@@ -227,7 +234,7 @@ def cell_columns(index: int, options: RunOptions) -> Row:
 
 
 def label(registry: Registry[Any], strategy: Any) -> str:
-    """Name of a strategy and the options that differ from its defaults.
+    """Return the name of a strategy and the options that differ from its defaults.
 
     >>> label(SCORERS, SCORERS.build("tail", {"queries": 16}))
     'tail queries=16'
@@ -242,24 +249,24 @@ def label(registry: Registry[Any], strategy: Any) -> str:
 
 
 def scorer_class(name: str) -> type[Scorer]:
-    """Class of the scorer that a label begins with; `Scorer` for one from outside that is not imported."""
+    """Return the class of the scorer at the start of a label; `Scorer` for a plugin that is not loaded."""
     known = name.partition(" ")[0]
     return SCORERS.class_of(known) if known in SCORERS else Scorer
 
 
 def seeded(cell: RunOptions, name: str) -> RunOptions:
-    """The options with a seed of the example's own, or the random control would draw the same every time."""
+    """Return the options with a seed for the example; without, the random control would be the same for all."""
     return replace(cell, seed=cell.seed + zlib.crc32(name.encode()))
 
 
 def thinking_facts(thinking: Thinking) -> dict[str, str]:
-    """What is asked of thinking, as rows have it, where it is not what they are without: off."""
-    asked = {} if thinking.mode == "off" else {"thinking": str(thinking.mode)}
-    return asked | ({} if thinking.effort is None else {"reasoning_effort": thinking.effort})
+    """Return the columns that describe thinking; empty where it is off, the default."""
+    facts = {} if thinking.mode == "off" else {"thinking": str(thinking.mode)}
+    return facts | ({} if thinking.effort is None else {"reasoning_effort": thinking.effort})
 
 
 def with_thinking(example: Example, thinking: Thinking) -> Example:
-    """The example with room to think, and the fact in its rows."""
+    """Return the example with tokens for thinking, and with the columns that describe it."""
     facts = thinking_facts(thinking)
     room = 0 if thinking.mode == "off" else THINKING_TOKENS
     limit = example.max_new_tokens + room
@@ -271,26 +278,26 @@ def _options(cell: RunOptions, example: Example) -> RunOptions:
 
 
 def scoring_of(options: RunOptions) -> str:
-    """What cells must have in common to share one scoring."""
+    """Return a key that is equal for cells that share one scoring."""
     return f"{options.scorer!r} {options.seed}"
 
 
-SLACK = 1024  # tokens by which a prompt may be shorter than was asked for
+SLACK = 1024  # tokens by which a prompt may be shorter than requested
 
 
 def check_lengths(pipeline: Pipeline, lengths: Iterable[int]) -> None:
-    """PromptError if prompts of a length are beyond the target's context: before they are made, which takes long."""
+    """Raise PromptError if a length exceeds the target's context, before prompts are made, which takes long."""
     context = pipeline.target.model.config.context
     if (longest := max(lengths, default=0)) > context + SLACK:
         name = pipeline.target.path.name
         raise PromptError(
-            f"prompts of {longest} tokens are asked for, but {name} has a context of {context}; ask for shorter ones"
+            f"prompts of {longest} tokens do not fit {name}, which has a context of {context}; pass smaller lengths"
         )
 
 
-def check_example(pipeline: Pipeline, given: Example, thinking: Thinking) -> None:
-    """PromptError if an example and its answer do not fit the target's context, as `evaluate` has it."""
-    target, example = pipeline.target, with_thinking(given, thinking)
+def check_example(pipeline: Pipeline, drawn: Example, thinking: Thinking) -> None:
+    """Raise PromptError if an example and its answer do not fit the target's context in `evaluate`."""
+    target, example = pipeline.target, with_thinking(drawn, thinking)
     with named(example):
         prompt = pipeline.tokenise(example.prompt(target.template, thinking, target.tokenizer))
         check_context(target, len(prompt), example.max_new_tokens)
@@ -306,14 +313,16 @@ def known_rows(
     key_of: Callable[[Mapping[str, Any]], Key],
     optional: Sequence[str] = (),
 ) -> dict[Key, Row]:
-    """Rows of a file that are of these models, the column ``models``, by `key_of`; a last line that was cut off is
-    taken off the file, and rows without the columns `names`, or of other models, are passed over. ConfigError for a
-    line that is no JSON object."""
-    found: dict[Key, Row] = {}
+    """Return the rows of a file with these models (column ``models``), by `key_of`.
+
+    An incomplete last line is removed from the file; rows of other models, or without the columns `names`, are skipped.
+    ConfigError: a line is not a JSON object.
+    """
+    rows: dict[Key, Row] = {}
     with path.open("r+b") as file:
         whole, number = 0, 0
         for line in file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # the run that wrote it was stopped
                 file.truncate(whole)
                 break
             whole, number = whole + len(line), number + 1
@@ -321,9 +330,9 @@ def known_rows(
             try:
                 row = parse_object(line, where)
             except ConfigError as error:
-                told = str(error).removeprefix(where).lstrip(": ")
-                raise ConfigError(f"{where}: no row of results ({told}); name another file with --out") from None
+                reason = str(error).removeprefix(where).lstrip(": ")
+                raise ConfigError(f"{where}: not a row of results ({reason}); pass another file with --out") from None
             if row.get("models") == models and all(name in row for name in names):
                 check(row, dict.fromkeys((*names, *optional), ATOM.optional), where)
-                found[key_of(row)] = row
-    return found
+                rows[key_of(row)] = row
+    return rows

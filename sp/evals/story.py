@@ -1,8 +1,7 @@
-"""Tasks that tell a story: passages in an order that matters, and questions whose evidence is some of their sentences.
+"""Base of tasks with stories: passages in an order that matters, and questions with sentences of them as evidence.
 
-A task draws the story from a set of phrases that is handed in. Examples are written in the task's held-out phrases;
-whoever trains an instrument draws the same stories in other words, so that what is measured is not a memory of
-templates.
+A task draws the story from a set of phrases that is passed in. Examples use the task's held-out phrases; training of
+the evaluation pair draws the same stories in other words, so that memorised templates are not measured.
 """
 
 from __future__ import annotations
@@ -19,27 +18,26 @@ from sp.evals.base import MARKUP, Count, Example, Match, Task, answer_room
 from sp.evals.text.filler import Sentence, filler, haystack
 
 Phrases = Literal["held_out", "fresh", "blind"]
-REDRAWS = 20  # stories tried until every piece of evidence stands in its document once
+REDRAWS = 20  # attempts at a story in whose document every piece of evidence occurs once
 
 
 @dataclass(frozen=True)
-class Question:
-    """What can be asked of a story. `evidence`: every sentence the answer rests on, verbatim as in its passage, and
-    nowhere else in the story."""
+class StoryQuestion:
+    """A question about a story; `evidence` are the sentences that the answer needs, verbatim and once in the story."""
 
     text: str
     answers: tuple[str, ...]  # see `Example.answers`
     evidence: tuple[str, ...]
     match: Match = "all"  # see `Example.match`
-    kind: str = ""  # what sort of question it is, where a task has several
+    kind: str = ""  # kind of the question, where a task has several
 
 
 @dataclass(frozen=True)
 class Story:
-    """Passages in the order they are told, other text between them, and questions; the first is the one to judge by."""
+    """Passages in order, to be separated by other text, and questions; the first is the one of the example."""
 
     passages: tuple[str, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[StoryQuestion, ...]
 
 
 @dataclass(frozen=True)
@@ -49,25 +47,25 @@ class StoryTask(Task):
     Parameters
     ----------
     facts : int
-        Passages of a story; 0 takes one for every `spacing` tokens.
+        Passages of a story; 0 means one for every `spacing` tokens.
     phrases : str
-        In which set of phrases examples are written; see `held_out`, `fresh` and `blind`.
+        Set of phrases of the examples: `held_out`, `fresh` or `blind`.
 
     Attributes
     ----------
     held_out, fresh, blind : object
-        Phrases and names that examples are written in; the latter two None where there are none. No training has any of
-        them, but the training phrases of the embedded pair were widened by people who had read errors with the
-        held-out ones, and by the end the fresh ones too. The blind ones (`sp.evals.text.tables`) came after the last
-        training, from someone who had read no training phrases.
+        Phrases and names of the examples; the latter two None where there are none. No training has any of them, but
+        the training phrases of the embedded pair were extended by people who had read errors with the held-out ones,
+        and by the end the fresh ones too. The blind ones (`sp.evals.text.tables`) were written after the last training,
+        by someone who had read no training phrases.
     spacing, fewest, most : int
-        Tokens a passage, and the limits of their number.
+        Tokens of text for each passage, and the limits of the number of passages.
     """
 
     seed: int = 0
     facts: int = 0
     phrases: Phrases = field(default="held_out", repr=False)
-    # Not in the representation, so that examples in the held-out phrases are drawn and named as they always were.
+    # Not in the representation, which seeds the generator: examples in the held-out phrases stay the same.
 
     held_out: ClassVar[Any]
     fresh: ClassVar[Any] = None
@@ -81,7 +79,7 @@ class StoryTask(Task):
         if self.facts < 0:
             raise ConfigError(f"facts must be at least 0, not {self.facts}")
         if self.written_in is None:
-            raise ConfigError(f"task {self.name} has no {self.phrases} phrases; leave out phrases={self.phrases}")
+            raise ConfigError(f"task {self.name} has no {self.phrases} phrases; omit phrases={self.phrases}")
 
     @property
     def written_in(self) -> Any:
@@ -89,46 +87,48 @@ class StoryTask(Task):
         return getattr(self, self.phrases)
 
     def example_id(self, index: int, tokens: int) -> str:
-        """See `Task.example_id`; it names the phrases unless they are the held-out ones."""
+        """Return the id of an example, with the set of phrases unless it is the held-out one."""
         named = super().example_id(index, tokens)
         return named if self.phrases == "held_out" else named.replace(self.name, f"{self.name}-{self.phrases}", 1)
 
     @abstractmethod
     def story(self, rng: random.Random, phrases: Any, facts: int) -> Story:
-        """A story of about so many passages in the given phrases, the question that examples ask first. Its further
-        questions are easier ones and others of the same kind, for training."""
+        """Draw a story of about `facts` passages; its first question is that of the example.
+
+        Further questions, which are easier or of the same kind, are for training.
+        """
 
     def filler(self, rng: random.Random, phrases: Any) -> Iterator[Sentence]:
-        """What stands between the passages, without end: prose, unless the task has text of its own kind."""
+        """Yield text between the passages, without end: prose, unless the task has another kind of text."""
         return filler("grammar", rng)
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`."""
+        """Draw a story and put its passages into other text."""
         rng = self.rng(index, tokens)
         facts = self.facts or min(max(self.fewest, tokens // self.spacing), self.most)
         for _ in range(REDRAWS):
             story = self.story(rng, self.written_in, facts)
-            asked = story.questions[0]
-            room = tokens - MARKUP - count(asked.text)
+            question = story.questions[0]
+            room = tokens - MARKUP - count(question.text)
             depths = sorted(rng.random() for _ in story.passages)
-            found = haystack(self.filler(rng, self.written_in), story.passages, depths, room, count, rng)
-            if all(found.text.count(one) == 1 for one in asked.evidence):
+            document = haystack(self.filler(rng, self.written_in), story.passages, depths, room, count, rng)
+            if all(document.text.count(sentence) == 1 for sentence in question.evidence):
                 break
         else:
-            raise ConfigError(f"task {self.name}: {REDRAWS} stories repeat their evidence; ask for fewer facts")
-        starts = [found.text.index(one) / max(1, len(found.text)) for one in asked.evidence]
+            raise ConfigError(f"task {self.name}: evidence occurred twice in {REDRAWS} stories; use fewer facts")
+        starts = [document.text.index(sentence) / max(1, len(document.text)) for sentence in question.evidence]
         return self._made(
             index,
             tokens,
-            (found.text, asked.text, ""),
-            asked.answers,
-            needles=asked.evidence,
-            match=asked.match,
+            (document.text, question.text, ""),
+            question.answers,
+            needles=question.evidence,
+            match=question.match,
             facts={
                 "depth": round(min(starts), 4) if starts else None,
-                "depths": [round(one, 4) for one in starts],
-                "kind": asked.kind,
+                "depths": [round(sentence, 4) for sentence in starts],
+                "kind": question.kind,
                 "passages": len(story.passages),
             },
-            max_new_tokens=answer_room(8, asked.answers, count),
+            max_new_tokens=answer_room(8, question.answers, count),
         )

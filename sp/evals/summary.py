@@ -1,6 +1,6 @@
-"""Rows as lines of means, with intervals for shares and for differences of pairs.
+"""Summarise rows as lines of means, with intervals for shares and for differences of pairs.
 
-SciPy is imported where it resamples and nowhere else: `scipy.stats` takes as long as a small run.
+SciPy is imported only where it resamples, because importing `scipy.stats` takes as long as a small run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ RESAMPLES = 2000
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson score interval of a share (Wilson 1927), which holds near 0 and 1 and for small n. ConfigError if `n` is
-    0."""
+    """Return the Wilson score interval of a share (Wilson 1927), which is valid near 0 and 1 and for small n.
+
+    ConfigError: `n` is 0.
+    """
     if n < 1:
         raise ConfigError("an interval needs at least one example")
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle, half = successes + z**2 / 2, z * sqrt(successes * (n - successes) / n + z**2 / 4)
     low, high = ((middle + sign * half) / (n + z**2) for sign in (-1, 1))
-    return (low if successes else 0.0), (high if successes < n else 1.0)
+    return (low if successes else 0.0), (high if successes < n else 1.0)  # exact where rounding errors would remain
 
 
 def paired_difference(
     scores: Sequence[float], baseline: Sequence[float], confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference of scores of the same examples, and its bootstrap interval (percentiles of resampled pairs):
-    mean, low, high. Where all pairs differ alike, the interval is that one point; Wilson's of the share says how much n
-    examples can prove."""
+    """Return the mean difference of scores of the same examples, and its bootstrap interval: mean, low, high.
+
+    The bounds are percentiles of resampled pairs. Where all differences are equal, the interval is one point; Wilson's
+    interval of the share then shows what n examples can prove.
+    """
     if len(scores) != len(baseline) or not len(scores):
         raise ConfigError(f"{len(scores)} scores cannot be paired with {len(baseline)}")
     differences = np.subtract(scores, baseline, dtype=np.float64)
@@ -43,11 +47,11 @@ def paired_difference(
         return mean, mean, mean
     from scipy import stats
 
-    found = stats.bootstrap(
+    result = stats.bootstrap(
         (differences,), np.mean, n_resamples=RESAMPLES, confidence_level=confidence, method="percentile",
         random_state=np.random.default_rng(seed),
     )  # fmt: skip
-    return mean, float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return mean, float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 Line = dict[str, Any]
@@ -56,7 +60,7 @@ CELL = ("task", "tokens_asked", "cell", "scorer", "selector", "keep_ratio")
 
 
 def grouped(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the columns of `CELL`, by task, length and index; the full prefill comes first."""
+    """Group rows by the columns of `CELL`, in the order of task, length and index; the full prefill comes first."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in CELL), []).append(row)
@@ -64,7 +68,7 @@ def grouped(rows: Iterable[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def summarise(rows: Sequence[Row]) -> list[Line]:
-    """Lines by task, length and cell of what `evaluate` yields.
+    """Summarise rows of `evaluate` by task, length and cell.
 
     Returns the columns `CELL`; ``n`` (examples that could be run), ``not_run``, ``correct``, ``accuracy`` with Wilson's
     ``low`` and ``high``; ``score``; ``against_full``, ``against_full_low``, ``against_full_high`` (mean difference of
@@ -85,10 +89,12 @@ def summarise(rows: Sequence[Row]) -> list[Line]:
 
 
 def best_oracles(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """Rows by example of the oracle that was right most often, by task, length and keep ratio: one for all examples; of
-    equals the one that could be run on more, then the first."""
+    """Return the rows of the oracle that is right most often, by task, length and keep ratio, and then by example.
+
+    It is the same oracle for all examples; of equal ones the one that ran on more examples, then the first.
+    """
     best: dict[tuple[Any, ...], tuple[float, int]] = {}
-    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    rows: dict[tuple[Any, ...], dict[str, Row]] = {}
     for key, group in groups.items():
         named = dict(zip(CELL, key, strict=True))
         ran = {row["example"]: row for row in group if row["status"] == "ok"}
@@ -96,8 +102,8 @@ def best_oracles(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> dict[tuple[
             continue
         place, rank = _place(named), (sum(row["correct"] for row in ran.values()) / len(ran), len(ran))
         if place not in best or rank > best[place]:
-            best[place], found[place] = rank, ran
-    return found
+            best[place], rows[place] = rank, ran
+    return rows
 
 
 def _place(line: Line) -> tuple[Any, ...]:
@@ -116,25 +122,27 @@ def _measures(rows: Sequence[Row], full: dict[tuple[str, str], Row], oracle: dic
     }  # fmt: skip
     paired = [(row, full[key]) for row in rows if (key := (row["task"], row["example"])) in full]
     if paired:
-        line["speedup"] = median(whole["ttft_s"] / one["ttft_s"] for one, whole in paired)
+        line["speedup"] = median(whole["ttft_s"] / compressed["ttft_s"] for compressed, whole in paired)
     known = [(row, oracle[row["example"]]) for row in rows if row["example"] in oracle]
     return line | _against("full", "score", paired) | _against("oracle", "correct", known)
 
 
-def _against(what: str, column: str, pairs: Sequence[tuple[Row, Row]]) -> Line:
-    """Mean difference of a column between rows of the same examples, with its interval; None where there are none."""
-    names = f"against_{what}", f"against_{what}_low", f"against_{what}_high"
+def _against(reference: str, column: str, pairs: Sequence[tuple[Row, Row]]) -> Line:
+    """Return the mean difference of a column between rows of the same examples, with its interval; None if no rows."""
+    names = f"against_{reference}", f"against_{reference}_low", f"against_{reference}_high"
     if not pairs:
         return dict.fromkeys(names)
-    found = paired_difference([one[column] for one, _ in pairs], [other[column] for _, other in pairs])
-    return dict(zip(names, found, strict=True))
+    difference = paired_difference([row[column] for row, _ in pairs], [other[column] for _, other in pairs])
+    return dict(zip(names, difference, strict=True))
 
 
 def summarise_perplexity(rows: Sequence[Row]) -> list[Line]:
-    """Lines by length and cell of what `perplexity` yields. Returns the columns `CELL`; ``n``, ``not_run``; means
-    ``nll``, ``kl``, ``agreement``, ``realised_keep``; ``perplexity``, the exponential of the mean nll; ``nll_change``
-    with ``nll_change_low`` and ``nll_change_high``, the difference from the full prefill of the same passages,
-    bootstrapped."""
+    """Summarise rows of `perplexity` by length and cell.
+
+    Returns the columns `CELL`; ``n``, ``not_run``; means ``nll``, ``kl``, ``agreement``, ``realised_keep``;
+    ``perplexity``, the exponential of the mean nll; ``nll_change`` with ``nll_change_low`` and ``nll_change_high``, the
+    difference from the full prefill of the same passages, bootstrapped.
+    """
     full = {row["example"]: row for row in rows if row["cell"] == -1}
     lines = []
     for key, group in grouped(rows).items():
@@ -150,12 +158,12 @@ def summarise_perplexity(rows: Sequence[Row]) -> list[Line]:
 
 
 def mean(rows: Sequence[Row], name: str) -> float | None:
-    """Mean of a column where it is known."""
+    """Return the mean of a column over rows where it is not None; None if there are none."""
     values = [float(row[name]) for row in rows if row[name] is not None]
     return sum(values) / len(values) if values else None
 
 
 def middle(rows: Sequence[Row], name: str) -> float | None:
-    """Median of a column where it is known."""
+    """Return the median of a column over rows where it is not None; None if there are none."""
     values = [float(row[name]) for row in rows if row[name] is not None]
     return median(values) if values else None

@@ -138,7 +138,7 @@ def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["needle", "--scorer", "tail[queries]"], "options are NAME=VALUE"),
         (["needle", "--selector", "top_chunks]"], "--selector takes names with commas"),
         (["needle", "--keep-ratio", "0"], "keep_ratio must be above 0"),
-        (["needle", "-p", "20"], "ask for more"),
+        (["needle", "-p", "20"], "use longer prompts"),
         (["needle", "--drafter-rope", "linear"], "--drafter-rope takes none, linear:FACTOR"),
         (["needle", "--device", "gpu"], "--device is 'gpu'; did you mean 'cpu'"),
         (["needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),

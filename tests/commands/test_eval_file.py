@@ -69,7 +69,7 @@ def test_own_questions(
         (None, ["--format", "longbench"], "unknown format 'longbench'; did you mean 'longbench_v2'"),
         (None, ["--format", "ruler"], "line 1: needs `input` (text)"),
         (None, ["--format", "mrcr", "--metric", "f1"], "format mrcr judges answers its own way"),
-        (None, ["--format", "nolima"], "give one with --set haystack=book.txt"),
+        (None, ["--format", "nolima"], "pass one with --set haystack=book.txt"),
         (None, ["--set", "depth=0.5"], "unknown option of format own 'depth'"),
         (None, ["--set", "haystack"], "options are NAME=VALUE"),
         (None, ["{mine}"], "two files are called 'mine'"),

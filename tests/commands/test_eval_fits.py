@@ -54,7 +54,7 @@ def test_what_cannot_fit_is_refused_unread(
         cli.main()
     error = capsys.readouterr().err
     assert stop.value.code == 2, error
-    assert f"target.gguf has a context of {WINDOW}" in error
+    assert f"has a context of {WINDOW}" in error
     assert error.startswith("sp: error: ")
     assert error.count("\n") == 1
     assert (tmp_path / "rows.jsonl").read_bytes() == b""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sp.bench.record import newest
-from sp.evals.natural.questions import Question
+from sp.evals.natural.questions import NaturalQuestion
 from sp.selection import Selection
 from sp.session import Pipeline, RunOptions, load
 from sp.session.loaded import embedded
@@ -26,10 +26,10 @@ FACT = "The second key hangs behind the clock."
 TEXT = "The road was long and the evening came early that year.\n" * 60
 
 
-def question(kind: str = "manual", document: str = "one", asked: str = "Where is it?", **facts: Any) -> Question:
+def question(kind: str = "manual", document: str = "one", asked: str = "Where is it?", **facts: Any) -> NaturalQuestion:
     at = facts.pop("at", len(TEXT) // 2 // 56 * 56)
     text = f"{TEXT[:at]}{FACT}\n{TEXT[at:]}"
-    return Question("q", asked, ("clock",), (((at, at + len(FACT)),),), document, text, text_kind=kind, **facts)
+    return NaturalQuestion("q", asked, ("clock",), (((at, at + len(FACT)),),), document, text, text_kind=kind, **facts)
 
 
 def test_the_page_holds_what_the_records_say() -> None:

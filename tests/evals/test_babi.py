@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 from story_cases import built, count, pattern, read, train
 
-from sp.evals.story import Question
+from sp.evals.story import StoryQuestion
 from sp.evals.tasks.babi import FRESH, HELD_OUT, BabiPhrases
 from sp.evals.text.tables import ADJECTIVES, NOUNS
 
@@ -121,7 +121,7 @@ def test_further_questions_agree_too(phrases: str) -> None:
 
 @both
 def test_the_evidence_alone_says_it(phrases: str) -> None:
-    def told(one: Question) -> str:
+    def told(one: StoryQuestion) -> str:
         matches = [(kind, frame.fullmatch(text)) for text in one.evidence for kind, frame in READINGS[phrases].events]
         events = [(kind, match.groupdict()) for kind, match in matches if match]
         assert len(events) == 2

@@ -224,5 +224,5 @@ def test_passages_are_pieces_of_the_text(pair: Pipeline) -> None:
         assert one.continuation[0] in " \n"
         assert len(tokenizer.encode(one.context)) == pytest.approx(256, abs=24)
     assert isinstance(found[0], Passage)
-    with pytest.raises(PromptError, match="a passage takes 5000"):
+    with pytest.raises(PromptError, match="a passage needs 5000"):
         passages(text, 4968, 32, 1, tokenizer)

@@ -81,7 +81,7 @@ def test_the_sample_filler_holds_no_needle_and_does_not_end() -> None:
 
 def test_too_little_room() -> None:
     rng = random.Random(0)
-    with pytest.raises(ConfigError, match="needles alone take"):
+    with pytest.raises(ConfigError, match="the needles take"):
         haystack(filler("noise", rng), ["word " * 50], [0.5], 20, count, rng)
     with pytest.raises(ConfigError, match="longer prompt"):
         largest_fit(lambda size: "word " * (size + 30), 20, count, 5)

@@ -13,7 +13,7 @@ from retriever_files import token_task
 from sp import cli
 from sp.errors import ConfigError
 from sp.evals import Example
-from sp.evals.heads import copied, measure_heads, value_tokens
+from sp.evals.heads import copy_shares, measure_heads, value_tokens
 from sp.models import load_model
 from sp.scoring import ScoreRequest
 from sp.scoring.attention.heads import HeadMap, model_key
@@ -27,15 +27,15 @@ def test_the_matching_layer_copies_and_the_layer_before_does_not(retriever_draft
     value[task.start + 3 : task.start + 7] = True
     nothing = np.zeros(400, bool)
     request = ScoreRequest(model, task.ids, np.arange(400), nothing, nothing)
-    found = copied(request, value, 4)
+    found = copy_shares(request, value, 4)
     assert list(found.generated) == task.value
     first, last = model.config.attention_layers
     assert found.share[last].max() == 1
     assert not found.share[first].any()
-    half = copied(request, value, 2)
+    half = copy_shares(request, value, 2)
     assert half.share[last].max() == 0.5
     other = np.roll(value, 60)
-    assert not copied(request, other, 4).share[last].any()
+    assert not copy_shares(request, other, 4).share[last].any()
 
 
 @pytest.mark.parametrize("others", [(), ("Some words.",)], ids=["one needle", "a second that leads to it"])
@@ -57,7 +57,7 @@ def test_an_answer_that_stands_in_two_needles_is_refused() -> None:
     tokenizer = load(embedded("drafter"), device="cpu").tokenizer
     needles = ("It is 4711.", "Truly 4711.")
     example = Example("x", "any", " ".join(needles), "What is it?", "", ("4711",), needles)
-    with pytest.raises(ConfigError, match="copied from one needle"):
+    with pytest.raises(ConfigError, match="needs one answer in one needle"):
         value_tokens(example.prompt(None).tokenise(tokenizer), example)
 
 
@@ -104,7 +104,7 @@ def test_the_command_writes_a_map(
         (["-t", "1k,9000k"], "reads 1048576 tokens at most"),
         (["-t", "40"], "tokens"),
         (["--task", "nothing"], "nothing"),
-        (["--task", "needle_multiquery", "-t", "400"], "one answer is copied from one needle"),
+        (["--task", "needle_multiquery", "-t", "400"], "measuring heads needs one answer in one needle"),
         (["no.gguf"], "no.gguf"),
         (["-o", "missing/heads.json"], "there is no folder"),
         (["--device", "gpu"], "device"),

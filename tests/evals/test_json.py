@@ -11,7 +11,7 @@ import pytest
 from story_cases import built, count, read, train
 
 from sp.errors import ConfigError
-from sp.evals.tasks.json import FRESH, HELD_OUT, LARGEST, JsonPhrases, Layout
+from sp.evals.tasks.json import FRESH, HELD_OUT, LARGEST, JsonPhrases, RecordLayout
 
 NAME, WORD = r"[a-z]+-[a-z]+", "[a-z]+"
 Found = dict[str, dict[tuple[str, ...], str]]
@@ -108,7 +108,7 @@ def test_name_and_value_lie_apart_and_every_word_is_everywhere() -> None:
 
 
 def test_every_sort_of_layout_is_trained_in_other_marks() -> None:
-    def sort(one: Layout) -> tuple[bool, ...]:
+    def sort(one: RecordLayout) -> tuple[bool, ...]:
         return "\n" in one.between, bool(one.pad), bool(one.close.strip()), one.leaf.replace("{pad}", "")[0] in "[(|"
 
     trained = Counter(map(sort, train("json").layouts))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from sp.errors import ConfigError
-from sp.evals.matches import Evidence, caught, score_answer
+from sp.evals.matches import Evidence, evidence_recall, score_answer
 from sp.evals.summary import paired_difference, summarise, summarise_perplexity, wilson
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.selection import Selection
@@ -59,21 +59,21 @@ def test_the_worst_needle_counts() -> None:
     needles = tuple(np.append(mask, [False] * 4) for mask in needles)
     values = np.zeros(16, bool)
     values[[1, 5]] = True
-    found = caught(Selection(kept, kept, scores, bounds), Evidence(needles, values))
+    found = evidence_recall(Selection(kept, kept, scores, bounds), Evidence(needles, values))
     assert found is not None
     assert (found.recall, found.complete, found.rank) == (0.5, False, 3)
     assert found.margin == pytest.approx((5 - 7) / (9 - 5))
     kept[5:8] = True
-    found = caught(Selection(kept, kept, scores, bounds), Evidence(needles, values))
+    found = evidence_recall(Selection(kept, kept, scores, bounds), Evidence(needles, values))
     assert found is not None
     assert found.complete
     assert found.recall == pytest.approx((1 + 3 / 4) / 2)
-    assert caught(Selection(kept, kept, scores, bounds), Evidence((), values)) is None
+    assert evidence_recall(Selection(kept, kept, scores, bounds), Evidence((), values)) is None
 
 
 def test_a_selection_that_leaves_nothing_out_has_no_margin() -> None:
     kept = np.ones(4, bool)
-    found = caught(Selection(kept, kept, np.array([1.0, 1.0]), np.array([0, 2, 4])), Evidence((kept,), kept))
+    found = evidence_recall(Selection(kept, kept, np.array([1.0, 1.0]), np.array([0, 2, 4])), Evidence((kept,), kept))
     assert found is not None
     assert (found.rank, found.margin) == (1, None)
 

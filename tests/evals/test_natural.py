@@ -21,7 +21,7 @@ from sp.evals.natural.questions import (
     HARD,
     QUESTIONS,
     Archive,
-    Document,
+    NaturalDocument,
     fetch,
     fetch_members,
     known_documents,
@@ -74,7 +74,7 @@ def test_a_question_that_ships_is_whole(one: dict[str, Any]) -> None:
 
 def test_the_questions_that_ship_fit_their_documents() -> None:
     if missing := missing_documents(known_documents()):
-        pytest.skip(f"{len(missing)} documents are not in the cache; sp eval natural --fetch gets them")
+        pytest.skip(f"{len(missing)} documents are not in the cache; run sp eval natural --fetch to get them")
     assert [round(one.overlap, 4) for one in known_questions()] == [one["overlap"] for one in SHIPPED]
 
 
@@ -112,14 +112,14 @@ def test_own_questions(tmp_path: Path) -> None:
     [
         ({"document": "none.txt"}, "line 1: cannot read document none.txt: No such file"),
         ({"evidence": []}, "line 1: evidence must be a list of 1 to 32 places"),
-        ({"evidence": ["Tea"]}, "evidence[0] must stand in the document once"),
-        ({"evidence": ["coffee"]}, "evidence[0] must stand in the document once"),
+        ({"evidence": ["Tea"]}, "evidence[0] must occur in the document exactly once"),
+        ({"evidence": ["coffee"]}, "evidence[0] must occur in the document exactly once"),
         ({"evidence": [[0, 4]]}, "evidence[0] begins or ends inside a character"),
         ({"evidence": [[3, 900]]}, "evidence[0] must be a text, or a pair [start, end] of bytes from 0 to 60"),
         ({"evidence": [[1, True]]}, "evidence[0] must be a text, or a pair"),
         ({"alternatives": [[[4, 4]]]}, "alternatives[0][0] must be a text, or a pair"),
         ({"alternatives": "x"}, "alternatives must be a list"),
-        ({"quotes": ["costs 2 euros"]}, "quotes are not what stands at the places"),
+        ({"quotes": ["costs 2 euros"]}, "quotes differ from the texts at the places"),
         ({"match": "most"}, "unknown match (", ),
         ({"answers": []}, "answers must be a text or a list of 1 to 32"),
         ({"question": " "}, "question must be a text that is not empty"),
@@ -132,7 +132,7 @@ def test_own_questions_that_are_damaged(tmp_path: Path, changes: dict[str, Any],
 
 
 def test_two_own_questions_of_one_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="line 2: a second question with id 'same'"):
+    with pytest.raises(ConfigError, match="line 2: two questions have the id 'same'"):
         own_questions(own(tmp_path, RECORD | {"id": "same"}, RECORD | {"id": "same"}))
 
 
@@ -226,7 +226,9 @@ def pinned(path: Path, digest: str = "") -> Archive:
 def test_documents_are_built_from_archives(index: Path, name: str) -> None:
     archive = pinned(packed(index, name))
     text = b"one\ntwo\n"
-    document = Document("short", "manual", archive, "pack/text.txt", hashlib.sha256(text).hexdigest(), len(text), 9)
+    document = NaturalDocument(
+        "short", "manual", archive, "pack/text.txt", hashlib.sha256(text).hexdigest(), len(text), 9
+    )
     done: list[int] = []
     fetch([document], done.append)
     assert (read_document(document), sum(done)) == ("one\ntwo\n", archive.size)
@@ -237,8 +239,8 @@ def test_documents_are_built_from_archives(index: Path, name: str) -> None:
     document.path.unlink()
     with pytest.raises(ConfigError, match=r"document short is not in .*; add --fetch"):
         read_document(document)
-    other = Document("short", "manual", archive, "pack/text.txt", "0" * 64, len(text))
-    with pytest.raises(ConfigError, match=r"document short of .* has another SHA-256 than was pinned"):
+    other = NaturalDocument("short", "manual", archive, "pack/text.txt", "0" * 64, len(text))
+    with pytest.raises(ConfigError, match=r"document short of .* does not have the pinned SHA-256"):
         fetch([other])
     assert not document.path.exists()
     with pytest.raises(FetchError, match="does not contain pack/none"):

@@ -118,5 +118,5 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_a_length_without_room() -> None:
-    with pytest.raises(ConfigError, match="ask for more"):
+    with pytest.raises(ConfigError, match="use longer prompts"):
         make("needle", tokens=30)

@@ -147,7 +147,7 @@ def test_files_of_ruler(written: Path) -> None:
     assert RulerFile(str(written / "qa_1" / "validation.jsonl")).example(0, 0, count).match == "any"
     with pytest.raises(ConfigError, match="2 examples"):
         task.example(2, 0, count)
-    with pytest.raises(PromptError, match="more than the 100"):
+    with pytest.raises(PromptError, match="more than the requested 100"):
         task.example(0, 100, count)
 
 

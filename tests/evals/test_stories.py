@@ -148,5 +148,5 @@ def test_bad_options_are_told_in_one_line(name: str) -> None:
         if name not in having:
             with pytest.raises(ConfigError, match=f"task {name} has no {phrases} phrases"):
                 built(name, phrases=phrases)
-    with pytest.raises(ConfigError, match="ask for more"):
+    with pytest.raises(ConfigError, match="use longer prompts"):
         example(name, 0, 1024, facts=90)

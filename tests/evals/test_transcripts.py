@@ -65,7 +65,7 @@ def test_layouts_show_the_same() -> None:
 def test_prompts_are_as_long_as_asked_for_and_grow(tokens: int, turns: int) -> None:
     transcript = built(turns=turns).transcript(0, tokens, count)
     sizes = []
-    for asked in transcript.asked:
+    for asked in transcript.questions:
         prompt = transcript.example(asked, count).prompt(CHATML, tokenizer=tokenizer())
         sizes.append(len(prompt.tokenise(tokenizer())))
     assert 0.93 * tokens <= sizes[-1] <= tokens
@@ -105,7 +105,7 @@ def test_every_json_result_parses() -> None:
 def test_evidence_lies_where_the_kind_says_and_nowhere_else() -> None:
     for index in range(8):
         transcript = known(index)
-        for asked in transcript.asked:
+        for asked in transcript.questions:
             for place, text in zip(asked.evidence, transcript.evidence(asked), strict=True):
                 holders = [one["content"] for one in transcript.messages if text in one["content"]]
                 assert [one.count(text) for one in holders] == [1]
@@ -139,15 +139,15 @@ def test_kinds_and_tools_are_mixed() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_question_is_of_the_kind_asked_for(kind: str) -> None:
     for index in range(3):
-        assert made(index, 4000, turns=4, kind=kind).asked[-1].kind == kind
+        assert made(index, 4000, turns=4, kind=kind).questions[-1].kind == kind
 
 
 def test_checks_accept_the_truth_and_reject_what_is_wrong() -> None:
     for index in range(4):
         transcript = known(index)
-        said = [asked.answers[0] for asked in transcript.asked]
+        said = [asked.answers[0] for asked in transcript.questions]
         assert len(set(said)) == len(said)
-        for asked in transcript.asked:
+        for asked in transcript.questions:
             example = transcript.example(asked, count)
             truth = transcript.messages[asked.message + 1]["content"]
             assert score_answer(truth, example.answers, example.match) == 1
@@ -187,7 +187,7 @@ def test_a_second_reader_follows_code_over_two_results() -> None:
     seen = 0
     for index in range(12):
         transcript = known(index)
-        for asked in transcript.asked:
+        for asked in transcript.questions:
             if asked.thread == "code":
                 assert reads_code(transcript, asked.question) == asked.answers[0]
                 seen += 1
@@ -199,7 +199,7 @@ def test_a_second_reader_finds_the_last_value() -> None:
     seen = later = 0
     for index in range(12):
         transcript = known(index)
-        for asked in transcript.asked:
+        for asked in transcript.questions:
             if asked.thread != "updates":
                 continue
             [said] = transcript.evidence(asked)
@@ -229,10 +229,10 @@ def test_whoever_trains_hands_in_other_phrases() -> None:
     drawn = [write(random.Random(seed), plan, threads, "other", 9000, count) for seed in range(6)]
     found = [one for one in drawn if one]
     assert len(found) >= 3
-    ours = {asked.question for index in range(6) for asked in made(index).asked}
+    ours = {asked.question for index in range(6) for asked in made(index).questions}
     for one in found:
-        assert len(one.asked) == 6
-        assert not ours & {asked.question for asked in one.asked}
+        assert len(one.questions) == 6
+        assert not ours & {asked.question for asked in one.questions}
         for before, message in zip(one.messages, one.messages[1:], strict=False):
             if message["role"] == "tool" and before["tool_calls"][0]["function"]["name"] == "http_get":
                 json.loads(message["content"])
@@ -256,10 +256,10 @@ def test_words_lead_to_what_is_named() -> None:
         ({"turns": -1}, 4000, "turns must be from 1 to 20"),
         ({"kind": "older"}, 4000, "unknown kind of question 'older'; did you mean 'old'"),
         ({"layout": "chatt"}, 4000, "layout is 'chatt'; did you mean 'chat'"),
-        ({"turns": 8}, 4000, "ask for more tokens, or fewer turns"),
-        ({"turns": 2}, 40000, "ask for more turns"),
+        ({"turns": 8}, 4000, "use more tokens, or fewer turns"),
+        ({"turns": 2}, 40000, "use more turns"),
         ({"turns": 1, "kind": "two"}, 4000, "a question about two results, .* needs more than 1 turn"),
-        ({}, 100, "ask for more tokens"),
+        ({}, 100, "use more tokens"),
     ],
 )
 def test_what_cannot_be_is_told(options: dict[str, Any], tokens: int, message: str) -> None:

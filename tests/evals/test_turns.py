@@ -17,7 +17,18 @@ from sp.evals import TASKS
 from sp.evals.run import Row, counter
 from sp.evals.transcripts.turns import Transcript, Turns
 from sp.evals.turns import ways as all_ways
-from sp.evals.turns.ways import KEY, HeldPrompt, Key, Way, Work, asking, key_of, known_rows, rounds, summarise_turns
+from sp.evals.turns.ways import (
+    KEY,
+    CachedPrompt,
+    Key,
+    TurnMethod,
+    TurnsRun,
+    asking,
+    key_of,
+    known_rows,
+    rounds,
+    summarise_turns,
+)
 from sp.gguf import ChatTemplate
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring import SCORERS
@@ -80,7 +91,7 @@ def made(
     layout: str = "chat",
     done: Mapping[Key, Row] | None = None,
 ) -> list[Row]:
-    work = Work(pipeline, rounds(ways, asked), layout)
+    work = TurnsRun(pipeline, rounds(ways, asked), layout)
     return list(work.rows(transcript, counter(pipeline.target.tokenizer), done or {}))
 
 
@@ -108,13 +119,13 @@ def test_a_prefix_cache_changes_no_answer(
 def test_a_prompt_that_differs_further_in_is_cut_back(pair: str, request: pytest.FixtureRequest) -> None:
     """Or read anew where there are recurrent states, which cannot be cut back."""
     models = request.getfixturevalue(pair)
-    held = HeldPrompt(models, 600, RunOptions())
+    held = CachedPrompt(models, 600, RunOptions())
     ids = np.arange(400) % 200
     for given, known in ((ids[:300], 0), (ids, 300), (np.where(np.arange(400) == 150, 7, ids), 150), (ids, 150)):
         prompt = TokenisedPrompt(Prompt("x"), given, np.zeros((400, 2), np.int64))
         answer, cached = held.answer(prompt, 4, Trace())
         assert cached == (known if pair == "attention" or known == 300 else 0)
-        fresh, _ = HeldPrompt(models, 600, RunOptions()).answer(prompt, 4, Trace())
+        fresh, _ = CachedPrompt(models, 600, RunOptions()).answer(prompt, 4, Trace())
         assert answer.tokens == fresh.tokens
 
 
@@ -123,7 +134,7 @@ def test_cold_rows_tell_turn_kind_and_tokens(pipeline: Pipeline, transcript: Tra
     assert [(row["scorer"], row["turn"]) for row in rows] == [
         (one, t) for one in ("tail", "oracle") for t in range(TURNS)
     ]
-    for row, asked in zip(rows, transcript.asked * 2, strict=True):
+    for row, asked in zip(rows, transcript.questions * 2, strict=True):
         assert (row["fact_kind"], row["thread"], row["age"]) == (asked.kind, asked.thread, asked.age)
         assert row["status"] == "ok"
         assert row["read_tokens"] == row["kept_tokens"] < row["prompt_tokens"]
@@ -164,7 +175,7 @@ def test_what_is_done_is_not_done_again(pipeline: Pipeline, short: Transcript) -
     assert [key_of(row) for row in again] == [lost]
     assert again[0]["cell"] == rows[-1]["cell"]
     assert again[0]["answer"] == rows[-1]["answer"]
-    work = Work(pipeline, rounds(["cold"], asked))
+    work = TurnsRun(pipeline, rounds(["cold"], asked))
     assert set(work.all_keys(short, counter(pipeline.target.tokenizer))) == set(done)
 
 
@@ -176,7 +187,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert list(known_rows(path, {"target": "a"}).values()) == [row]
     assert path.read_text().endswith('"needle"}\n'), "the line that was cut off is gone"
     path.write_text("no row\n")
-    with pytest.raises(ConfigError, match="line 1: no row of results"):
+    with pytest.raises(ConfigError, match="line 1: not a row of results"):
         known_rows(path, {})
 
 
@@ -265,7 +276,7 @@ class _Talk:
 def test_a_way_that_asks_a_conversation(
     pipeline: Pipeline, transcript: Transcript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(all_ways.WAYS, "talk", Way(asking(_Talk)))
+    monkeypatch.setitem(all_ways.WAYS, "talk", TurnMethod(asking(_Talk)))
     rows = made(pipeline, transcript, ["talk"], cells("tail", "random"))
     assert {row["scorer"] for row in rows} == {"tail"}, "controls keep nothing between turns"
     assert [row["status"] for row in rows] == ["ok", "budget"]

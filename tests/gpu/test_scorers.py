@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
@@ -19,6 +20,7 @@ from sp.evals.run import counter
 from sp.models import Model
 from sp.models.synthetic.random_store import random_model
 from sp.scoring import SCORERS, Importance, Scorer, ScoreRequest
+from sp.scoring.attention.key_values import AttentionInputs, KeyValueScorer
 from sp.scoring.trained.base import TrainedScorer
 from sp.session.loaded import embedded, load
 from sp.studies.sample import sample
@@ -102,6 +104,39 @@ def test_the_scores_are_those_of_numpy(name, options) -> None:
     again = score(case(role).gpu, role, name, **options)
     np.testing.assert_array_equal(again.scores, got.scores)
     assert sum(told) in (0, N * case(role).gpu.config.layers)
+
+
+@dataclass(frozen=True)
+class ValueNorm(KeyValueScorer):
+    """Attention weights times the norm of each token's value."""
+
+    def score_layer(self, inputs: AttentionInputs) -> Any:
+        norms = abs(inputs.values).sum(axis=-1).repeat(inputs.group, axis=-1).T
+        return inputs.weights().mean(axis=1) * norms
+
+
+@dataclass(frozen=True)
+class BareKeys(KeyValueScorer):
+    """Products of un-rotated queries and keys."""
+
+    rotary: ClassVar[Any] = "none"
+
+    def score_layer(self, inputs: AttentionInputs) -> Any:
+        keys = inputs.keys.repeat(inputs.group, axis=1)
+        return (keys * inputs.queries.mean(axis=0)).sum(axis=-1).T
+
+
+@pytest.mark.parametrize("scorer", [ValueNorm(), BareKeys()], ids=["values", "keys"])
+def test_scorers_by_keys_and_values_are_those_of_numpy(scorer: KeyValueScorer) -> None:
+    models, (ids, question) = case("drafter"), prompt("drafter")
+    got, want = (
+        scorer.score(ScoreRequest(model, ids, np.arange(N), question, ~question, by_head=True))
+        for model in (models.gpu, models.cpu)
+    )
+    for part in ("scores", "by_layer", "by_head"):
+        assert type(getattr(got, part)) is np.ndarray
+        assert getattr(got, part).shape == getattr(want, part).shape
+        assert nmse(getattr(got, part), getattr(want, part)) < BOUND
 
 
 @pytest.mark.parametrize("rank", [96, 136])

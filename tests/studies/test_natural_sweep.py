@@ -10,7 +10,7 @@ import pytest
 
 from sp.errors import ConfigError
 from sp.evals.natural.questions import own_questions
-from sp.evals.natural.rows import Work
+from sp.evals.natural.rows import NaturalRun
 from sp.session import Pipeline
 from sp.session.loaded import embedded
 from sp.studies.sweep.conduct import carry_out, make_plan
@@ -64,7 +64,7 @@ def test_rows_are_those_of_the_command_and_runs_are_done_once(file: Path, tmp_pa
     sweep = load_sweep(file)
     assert [(run.first, run.count, run.full) for run in sweep.runs] == [(0, 2, False), (2, 2, False), (4, 1, False)]
     found = rows_of(sweep)
-    work = Work(Pipeline.open(device="cpu"), [cell.options for cell in sweep.runs[0].cells])
+    work = NaturalRun(Pipeline.open(device="cpu"), [cell.options for cell in sweep.runs[0].cells])
     wanted = [row for one in own_questions(tmp_path / "mine.jsonl") for row in work.rows(one)]
     assert len(found) == len(wanted) == 5 * 4
     for ours, theirs in zip(found, wanted, strict=True):
@@ -110,7 +110,7 @@ def test_another_document_is_another_run(file: Path, tmp_path: Path) -> None:
         ("tasks.first=5", "question 6 is asked for, but there are 5; lower first"),
         ("tasks.task={name: natural, questions: none.jsonl}", "cannot read none.jsonl"),
         ("tasks.task={name: natural, question: x}", "question"),
-        ("tasks.task=natural", "documents are not in .*sp eval natural --fetch gets them"),
+        ("tasks.task=natural", "documents are not in .*run sp eval natural --fetch to get them"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(file: Path, setting: str, message: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 
-from sp.evals.tasks.json import FRESH, HELD_OUT, LARGEST, JsonPhrases, Layout
+from sp.evals.tasks.json import FRESH, HELD_OUT, LARGEST, JsonPhrases, RecordLayout
 from sp.evals.text.tables import table
 
 from .names_b import PLACES, QUALITIES, THINGS, coined
@@ -24,7 +24,7 @@ PADS = (" ", "  ", "  ", "    ", "\t", "- ", "")
 QUOTES = ('"', '"', "'", "", "", "`")
 
 
-def layout(rng: random.Random) -> Layout:
+def layout(rng: random.Random) -> RecordLayout:
     """A layout in lines or in one line, with marks of some kind."""
     quote, colon = (
         rng.choice(QUOTES),
@@ -80,17 +80,17 @@ def layout(rng: random.Random) -> Layout:
                 f"{{pad}}<{key}>",
             )
         )
-        return Layout(
+        return RecordLayout(
             head, f"{mark}\n", f"{group}\n", f"{{pad}}{key}{colon}{{value}}{unit}", f"{mark}\n",
             f"\n{{pad}}{closed}" if closed else "",
             f"\n{end}" if end else "", pad,
         )  # fmt: skip
     between = f"{mark or rng.choice((',', ';', ' ', ' ~'))} "
     group = rng.choice((f"{key}{colon}{opened}", f"{key} {opened or '<'} ", f"{opened or '('}{key} ", f"<{key}> "))
-    return Layout(f"{start}{naming}", between, group, f"{key}{colon}{{value}}{unit}", between, closed, end)
+    return RecordLayout(f"{start}{naming}", between, group, f"{key}{colon}{{value}}{unit}", between, closed, end)
 
 
-def flat(rng: random.Random) -> Layout:
+def flat(rng: random.Random) -> RecordLayout:
     """A layout whose groups are told by their first lines, sometimes indented, and by nothing that closes them."""
     opened, closed = rng.choice(
         (
@@ -116,13 +116,13 @@ def flat(rng: random.Random) -> Layout:
     pad, naming = rng.choice(("", "", "  ", "\t")), rng.choice((*NAMING, ""))
     quote, mark = rng.choice(("", "", "", '"', "'")), rng.choice(("", "", "", ";", ","))
     start, end = rng.choice((("[", "]"), ("{{", "}}"), ("", ""), ("", ":"), ("### ", ""), ("<<", ">>"), ("= ", " =")))
-    return Layout(
+    return RecordLayout(
         f"{start}{naming} {{name}}{end}".strip(), "\n", f"{{pad}}{opened}{quote}{{key}}{quote}{closed}\n",
         f"{{pad}}{quote}{{key}}{quote}{colon}{{value}}{mark}", "\n", "", rng.choice(("", "", "\n", "\n---")), pad,
     )  # fmt: skip
 
 
-def bracketed(rng: random.Random) -> Layout:
+def bracketed(rng: random.Random) -> RecordLayout:
     """A layout that puts every field in brackets of its own, as well as every group."""
     opened, closed = rng.choice((("[", "]"), ("{{", "}}"), ("(", ")"), ("|", "|"), ("'", "'")))
     around_group, behind_group = rng.choice((("[", "]"), ("{{", "}}"), ("(", ")"), ("<<", ">>")))
@@ -130,7 +130,7 @@ def bracketed(rng: random.Random) -> Layout:
     marks = (": ", " = ", ":", "=", ", ", " -> ", " . ", "|") if opened == "(" else (" ", " ", ": ", "=", ", ")
     between = rng.choice((" ", " ", ", ", "; ", "", "\n"))
     mark = rng.choice(("", "", ":", " ="))
-    return Layout(
+    return RecordLayout(
         f"{around_group}{rng.choice(NAMING)} {{name}}", between, f"{around_group}{{key}}{mark} ",
         f"{opened}{{key}}{rng.choice(marks)}{{value}}{closed}", between, behind_group, behind_group.replace("}}", "}"),
     )  # fmt: skip

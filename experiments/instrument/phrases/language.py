@@ -10,7 +10,7 @@ import random
 import re
 from typing import NamedTuple
 
-from sp.evals.story import Question, Story
+from sp.evals.story import Story, StoryQuestion
 
 from . import kin, moving, ordered, paths
 from .echo import echoes
@@ -116,11 +116,11 @@ def scenes(rng: random.Random, many: int) -> list[Scene]:
     return found
 
 
-def asked(scene: Scene, rng: random.Random) -> Question:
+def asked(scene: Scene, rng: random.Random) -> StoryQuestion:
     """A question for one of its slots."""
     rule, slot = rng.choice(scene.relation.asks)
     text = sentence(frame(rule, rng)).format(**scene.slots)
-    return Question(text, (scene.slots[slot],), (scene.text,), kind=scene.relation.told)
+    return StoryQuestion(text, (scene.slots[slot],), (scene.text,), kind=scene.relation.told)
 
 
 def language_story(rng: random.Random, facts: int) -> Story:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sp.evals.story import Question, Story
+from sp.evals.story import Story, StoryQuestion
 from sp.evals.text.tables import table
 
 from .grammar import Grammar, drawn, sentence
@@ -47,7 +47,7 @@ def asking(phrases: Any, rng: random.Random, asks: int) -> tuple[Any, Callable[[
         asks_group=tuple(map(sentence, drawn(GROUP, "owner", rng, asks // 4))),
     )
 
-    def said(one: Question) -> Question:
+    def said(one: StoryQuestion) -> StoryQuestion:
         if one.kind != "path":
             return one
         name, group, key = parts(one.text)

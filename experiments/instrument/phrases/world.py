@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from sp.evals.story import Question, Story
+from sp.evals.story import Story, StoryQuestion
 from sp.evals.text.tables import table
 from sp.evals.text.world import RELATIONS, capital, tell
 
@@ -80,6 +80,6 @@ def world_story(rng: random.Random, facts: int) -> Story:
             passages.append(said)
             evidence = (said,)
         asked = capital(choose(QUESTIONS[relation.name]).format(thing=named))
-        questions.append(Question(asked, (kind,), evidence, kind=relation.name))
+        questions.append(StoryQuestion(asked, (kind,), evidence, kind=relation.name))
     rng.shuffle(questions)
     return Story(tuple(passages), tuple(questions))

@@ -18,7 +18,7 @@ from sp.named import read_options
 
 if TYPE_CHECKING:
     from sp.evals.formats.records import FileTask
-    from sp.evals.natural.questions import Question
+    from sp.evals.natural.questions import NaturalQuestion
     from sp.evals.run import Row
 
 BESIDE = "bm25"  # scorer of the controls that the other commands do not run: words alone
@@ -53,7 +53,7 @@ def natural(
       sp eval natural --drafter drafter.gguf --scorer random,bm25,lexical --no-controls --max-tokens 16k
       sp eval natural --questions mine.jsonl --drafter drafter.gguf --scorer 'tail[queries=24]' --keep-ratio 0.1
     """
-    from sp.evals.natural.rows import KEY, OPTIONAL, Work, key_of, summarise_questions
+    from sp.evals.natural.rows import KEY, OPTIONAL, NaturalRun, key_of, summarise_questions
     from sp.evals.run import counter, known_rows
     from sp.evals.summary import wilson
 
@@ -71,7 +71,7 @@ def natural(
     if max_tokens is not None:
         count = counter(pipeline.target.tokenizer)
         given = short_enough(given, {one.document: count(one.text) for one in given}, max_tokens)
-    work = Work(pipeline, cells, answers, asked.thinking)
+    work = NaturalRun(pipeline, cells, answers, asked.thinking)
     before = [done[key] for one in given for key in work.keys(one) if key in done]
 
     def measure(*, progress: Any) -> Iterator[Row]:
@@ -94,7 +94,7 @@ def natural(
         show(lines, trained_for(pipeline), asked.wide)
 
 
-def chosen_questions(path: Path | None, fetch: bool) -> list[Question]:
+def chosen_questions(path: Path | None, fetch: bool) -> list[NaturalQuestion]:
     """The questions of a file, or those that ship, whose documents are fetched if that was asked for."""
     from sp.evals.natural.questions import fetch as fetch_documents
     from sp.evals.natural.questions import known_documents, known_questions, missing_documents, own_questions
@@ -111,7 +111,7 @@ def chosen_questions(path: Path | None, fetch: bool) -> list[Question]:
     return known_questions()
 
 
-def short_enough(questions: list[Question], lengths: dict[str, int], most: int) -> list[Question]:
+def short_enough(questions: list[NaturalQuestion], lengths: dict[str, int], most: int) -> list[NaturalQuestion]:
     """Those about documents of at most so many tokens; how many were passed over is told."""
     left = [one for one in questions if lengths[one.document] <= most]
     if not left:

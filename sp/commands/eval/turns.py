@@ -55,7 +55,7 @@ def turns(
     """
     from sp.evals.run import check_example, counter
     from sp.evals.transcripts.turns import Turns
-    from sp.evals.turns.ways import WAYS, Work, known_rows, rounds, summarise_turns
+    from sp.evals.turns.ways import WAYS, TurnsRun, known_rows, rounds, summarise_turns
     from sp.studies.pages.study_page import TURNS, lines_page
 
     chosen = [one.strip() for one in ways.split(",")] if ways else list(WAYS)
@@ -71,18 +71,18 @@ def turns(
     done = known_rows(asked.out, models) if asked.out else {}
     pipeline = asked.open(cells)
     count = counter(pipeline.target.tokenizer)
-    work = Work(pipeline, rounds(chosen, cells), layout, asked.thinking)
+    work = TurnsRun(pipeline, rounds(chosen, cells), layout, asked.thinking)
     for one in work.rounds:
         for _, cell in one.cells:
             WAYS[one.way].check(pipeline, cell)
     firsts = [task.transcript(0, tokens, count) for tokens in lengths]  # what has no room is told before anything runs
     try:
-        shown = firsts[0].example(firsts[0].asked[0], count, layout)
+        shown = firsts[0].example(firsts[0].questions[0], count, layout)
         shown.prompt(pipeline.target.template, asked.thinking, pipeline.target.tokenizer)
     except PromptError as error:  # no template, or one that shows no results of tools
         raise PromptError(f"{error}; or take --layout plain") from None
     for first in firsts:
-        check_example(pipeline, first.example(first.asked[-1], count, layout), asked.thinking)
+        check_example(pipeline, first.example(first.questions[-1], count, layout), asked.thinking)
     before: list[Row] = []
     wanted = 0
 
@@ -95,7 +95,7 @@ def turns(
             before.extend(done[key] for key in keys if key in done)
             yield from work.rows(one, count, done, progress)
 
-    fresh = gather(measure, n * sum(work.total(len(one.asked)) for one in firsts), asked.out, models)
+    fresh = gather(measure, n * sum(work.total(len(one.questions)) for one in firsts), asked.out, models)
     if before:
         print(f"sp: {len(before)} of {wanted} rows were in {asked.out} already", file=sys.stderr)
     lines = summarise_turns([*before, *fresh])

@@ -1,8 +1,8 @@
-"""LongBench v2 (arXiv 2412.15204): questions with four choices, asked as its `pred.py` asks them.
+"""LongBench v2 (arXiv 2412.15204): questions with four choices, with the prompts of its `pred.py`.
 
-The fields, the prompt (``prompts/0shot.txt``), the longest answer and how the letter is found are those of
-github.com/THUDM/LongBench at c5ea10b (MIT). Its scripts cut texts too long for a model in the middle; here they are
-refused.
+The fields, the prompt (``prompts/0shot.txt``), the longest answer and the search for the letter are those of
+github.com/THUDM/LongBench at c5ea10b (MIT). Its scripts truncate texts that are too long for a model in the middle;
+here they are an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.evals.base import Example
-from sp.evals.formats.records import Record, RecordTask, register_format
+from sp.evals.formats.records import FileRecord, RecordTask, register_format
 
 LETTERS = "ABCD"
 CHOICES = tuple(f"choice_{letter}" for letter in LETTERS)
@@ -23,29 +23,29 @@ CHOICES = tuple(f"choice_{letter}" for letter in LETTERS)
 class LongBenchV2File(RecordTask):
     """Records of ``_id, domain, sub_domain, difficulty, length, question, choice_A`` to ``D, answer, context``.
 
-    Either one a line, or all in a list, as ``data.json`` has them. The words before the context belong to the
-    document, so a selection may leave them out.
+    They are one per line, or all in a list, as in ``data.json``. The words before the context are part of the document,
+    so a selection may leave them out.
 
     Parameters
     ----------
     max_new_tokens : int
-        128, as theirs.
+        Longest answer in tokens, by default the 128 of the reference.
     """
 
     max_new_tokens: Tokens = 128
 
-    def read(self, record: Record, index: int) -> Example:
-        """See `RecordTask.read`."""
+    def parse(self, record: FileRecord, index: int) -> Example:
+        """Make the reference's prompt from a record."""
         question, *choices = (record.text(name).strip() for name in ("question", *CHOICES))
         letter = record.fields.get("answer")
         if letter not in tuple(LETTERS):
             raise ConfigError(f"{record.where}: answer must be one of {', '.join(LETTERS)}")
-        listed = "\n".join(f"({mark}) {choice}" for mark, choice in zip(LETTERS, choices, strict=True))
+        choice_lines = "\n".join(f"({mark}) {choice}" for mark, choice in zip(LETTERS, choices, strict=True))
         return Example(
             id=f"{self.title}-{index}",
             task=self.title,
             document=f"{HEAD}{record.text('context').strip()}{TAIL}",
-            question=f"What is the correct answer to this question: {question}\nChoices:\n{listed}\n\n{FORMAT}",
+            question=f"What is the correct answer to this question: {question}\nChoices:\n{choice_lines}\n\n{FORMAT}",
             answer_prefix="",
             answers=(letter,),
             match="choice",

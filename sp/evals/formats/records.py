@@ -1,4 +1,4 @@
-"""Files of examples: their records, the task that reads them, and the registry of the formats they may have."""
+"""Files of examples: their records, the base classes of tasks for them, and the registry of formats."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sp.json_lines import LONGEST_LINE, decoded, is_number, parse_json
 
 
 @dataclass(frozen=True)
-class Record:
-    """The fields of one record, and where it stands."""
+class FileRecord:
+    """The fields of one record, and its position in the file for messages."""
 
     fields: Mapping[str, Any]
     where: str
 
     def text(self, name: str) -> str:
-        """A field that must be text with something in it; ConfigError if it is not."""
+        """Return a field that must be a text that is not empty; ConfigError otherwise."""
         return checked_text(self.fields.get(name), f"{self.where}: {name}")
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A field that must be a text or a list of up to `most` of them, and not be empty."""
-        given = self.fields.get(name)
-        listed = [given] if isinstance(given, str) else given
-        if not isinstance(listed, list) or not 1 <= len(listed) <= most:
+        """Return a field that must be a text or a list of 1 to `most` texts; ConfigError otherwise."""
+        value = self.fields.get(name)
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not 1 <= len(texts) <= most:
             raise ConfigError(f"{self.where}: {name} must be a text or a list of 1 to {most} of them")
-        return tuple(checked_text(one, f"{self.where}: {name}[{number}]") for number, one in enumerate(listed))
+        return tuple(checked_text(text, f"{self.where}: {name}[{number}]") for number, text in enumerate(texts))
 
     def facts(self, *names: str) -> dict[str, Any]:
-        """Fields that say what sort of example it is, where they are short texts or numbers."""
-        given = {name: self.fields.get(name) for name in names}
-        return {name: value for name, value in given.items() if _is_fact(value)}
+        """Return the named fields that are short texts or numbers, for columns of rows."""
+        values = {name: self.fields.get(name) for name in names}
+        return {name: value for name, value in values.items() if _is_fact(value)}
 
 
 def _is_fact(value: object) -> bool:
@@ -48,47 +48,49 @@ def _is_fact(value: object) -> bool:
 
 
 def checked_text(value: object, where: str) -> str:
-    """A text with something in it that UTF-8 can write; ConfigError names the place if it is not.
+    """Return a value that must be a text that is not empty and valid in UTF-8; ConfigError with its place otherwise.
 
     >>> checked_text(7, "data.jsonl, line 3: question")
     Traceback (most recent call last):
     sp.errors.ConfigError: data.jsonl, line 3: question must be a text that is not empty, not a number
     """
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} must be a text that is not empty, not {shown(value)}")
+        raise ConfigError(f"{where} must be a text that is not empty, not {type_name(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{where} has half a surrogate pair at character {error.start}; write whole ones") from None
+        raise ConfigError(f"{where} has half a surrogate pair at character {error.start}; write whole pairs") from None
     return value
 
 
-def shown(value: object) -> str:
-    """What a value is, for an error; never the value, which may be long."""
+def type_name(value: object) -> str:
+    """Return the kind of a value for a message, never the value itself, which may be long."""
     kinds = {str: "an empty one", bool: "true or false", list: "a list", dict: "an object", type(None): "missing"}
     return kinds.get(type(value), "a number")
 
 
 class Records:
-    """The records of a file by index. ConfigError: the file cannot be read, is empty, or has a line that is no record:
-    when it is met, by its line."""
+    """Records of a file by index, parsed when they are used.
+
+    ConfigError: the file cannot be read, is empty, or has a line that is not a record, which the message names.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.exists() and not path.is_file():
-            raise ConfigError(f"cannot read {path}: not a file; name a file of examples")
+            raise ConfigError(f"cannot read {path}: not a file; pass a file of examples")
         try:
             with path.open("rb") as file:
-                begins = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+                begins = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]  # without a byte order mark
         except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}; name a file of examples") from None
+            raise ConfigError(f"cannot read {path}: {error.strerror}; pass a file of examples") from None
         self._csv = path.suffix.lower() == ".csv"
         self._list = begins == b"[" and not self._csv
-        self._starts: list[tuple[int, int]] = []  # where each record begins that was met so far, and in which line
+        self._starts: list[tuple[int, int]] = []  # byte and line at which each record found so far begins
         self._at, self._line = 0, 1
 
     def known(self, most: int) -> int:
-        """How many records there are, counted up to `most`."""
+        """Return the number of records, counted up to `most`."""
         if self._list:
             return min(most, len(self._all))
         if len(self._starts) < most:
@@ -96,11 +98,11 @@ class Records:
                 self._scan(file, most)
         return min(most, len(self._starts))
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         if not 0 <= index < self.known(index + 1):
-            if not (found := self.known(index + 1)):
-                raise ConfigError(f"{self.path} has no examples; write one a line")
-            raise ConfigError(f"{self.path} has {found} examples, so there is no number {index}")
+            if not (total := self.known(index + 1)):
+                raise ConfigError(f"{self.path} has no examples; write one per line")
+            raise ConfigError(f"{self.path} has {total} examples, so there is no number {index}")
         if self._list:
             return self._record(self._all[index], f"{self.path}, record {index + 1}")
         start, line = self._starts[index]
@@ -113,12 +115,12 @@ class Records:
         cells = split_csv(decoded(raw, where).rstrip("\r\n"), where)
         if len(cells) != len(self._columns):
             raise ConfigError(f"{where}: {len(cells)} cells under {len(self._columns)} headings")
-        return Record(dict(zip(self._columns, cells, strict=True)), where)
+        return FileRecord(dict(zip(self._columns, cells, strict=True)), where)
 
-    def _record(self, value: object, where: str) -> Record:
+    def _record(self, value: object, where: str) -> FileRecord:
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: not a JSON object")
-        return Record(value, where)
+        return FileRecord(value, where)
 
     @cached_property
     def _all(self) -> list[Any]:
@@ -134,7 +136,7 @@ class Records:
             return split_csv(decoded(self._one(file, 1), where).rstrip("\r\n"), where)
 
     def _scan(self, file: BinaryIO, most: int) -> None:
-        """Go on until so many starts are known; blank lines between records are none, nor are the headings of CSV."""
+        """Find the starts of records, up to `most`; blank lines and the headings of CSV are not records."""
         file.seek(self._at)
         while len(self._starts) < most and (raw := self._one(file, self._line)):
             if raw.strip() and not (self._csv and self._at == 0):
@@ -143,25 +145,27 @@ class Records:
             self._line += raw.count(b"\n")
 
     def _one(self, file: BinaryIO, line: int) -> bytes:
-        """The bytes of the record that begins here: a line, or of CSV so many that every quote is closed."""
+        """Return the bytes of the next record: a line, or in CSV as many lines as needed to close every quote."""
         parts, size, quotes = [], 0, 0
         while raw := file.readline(LONGEST_LINE + 1):
             parts.append(raw)
             size, quotes = size + len(raw), quotes + raw.count(b'"')
             if size > LONGEST_LINE:
-                raise ConfigError(f"{self.path}, line {line}: longer than {LONGEST_LINE >> 20} MiB; this is no example")
-            if not (self._csv and quotes % 2):
+                raise ConfigError(
+                    f"{self.path}, line {line}: longer than {LONGEST_LINE >> 20} MiB; shorten the example"
+                )
+            if not (self._csv and quotes % 2):  # an odd number of quotes: the record continues on the next line
                 break
         if self._csv and quotes % 2:
             raise ConfigError(f"{self.path}, line {line}: a quote is never closed")
         return b"".join(parts)
 
 
-NAMED = 3  # damaged records that an error names
+NAMED = 3  # damaged records that a message describes
 
 
-def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
-    """Read records 0 to `total`; one ConfigError tells how many are damaged, and of the first few where and why.
+def check_each(path: str, total: int, check_record: Callable[[int], object]) -> None:
+    """Check records 0 to `total`; one ConfigError counts the damaged ones and describes the first few.
 
     >>> def read(index: int) -> None:
     ...     if index % 2:
@@ -173,7 +177,7 @@ def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
     damaged, first = 0, list[Exception]()
     for index in range(total):
         try:
-            read(index)
+            check_record(index)
         except (ConfigError, PromptError) as error:
             damaged += 1
             first += [error] if len(first) < NAMED else []
@@ -186,56 +190,57 @@ def check_each(path: str, total: int, read: Callable[[int], object]) -> None:
 
 
 def split_csv(text: str, where: str) -> list[str]:
-    """Cells of one record of CSV (RFC 4180); ConfigError for text behind a closing quote. `csv` would cut cells off at
-    a limit that holds for the whole process.
+    """Return the cells of one record of CSV (RFC 4180); ConfigError for text after a closing quote.
+
+    The module `csv` is not used because its limit of a cell's length applies to the whole process.
 
     >>> split_csv('a,"b, c",', "data.csv, line 2")
     ['a', 'b, c', '']
     """
-    cells, at = [], 0
+    cells, offset = [], 0
     while True:
-        if text.startswith('"', at):
-            end = text.find('"', at + 1)
-            while end >= 0 and text.startswith('"', end + 1):
+        if text.startswith('"', offset):
+            end = text.find('"', offset + 1)
+            while end >= 0 and text.startswith('"', end + 1):  # two quotes are one of the cell's text
                 end = text.find('"', end + 2)
             if end < 0:
                 raise ConfigError(f"{where}: a quote is never closed")
-            cells.append(text[at + 1 : end].replace('""', '"'))
-            at = end + 1
+            cells.append(text[offset + 1 : end].replace('""', '"'))
+            offset = end + 1
         else:
-            end = text.find(",", at)
-            cells.append(text[at : end if end >= 0 else len(text)])
-            at += len(cells[-1])
-        if at == len(text):
+            end = text.find(",", offset)
+            cells.append(text[offset : end if end >= 0 else len(text)])
+            offset += len(cells[-1])
+        if offset == len(text):
             return cells
-        if text[at] != ",":
-            raise ConfigError(f'{where}: text behind a closing quote; write "" for a quote')
-        at += 1
+        if text[offset] != ",":
+            raise ConfigError(f'{where}: text after a closing quote; write "" for a quote')
+        offset += 1
 
 
-LOOKED_AT = 100  # records of a file by which its format is known
-EVERY_NAME = ("validation", "test", "train", "data")  # files called so are named by their folder
+SAMPLED = 100  # first records of a file that may identify its format
+EVERY_NAME = ("validation", "test", "train", "data")  # tasks of files with these names are named after their folder
 
 FORMATS: Registry[FileTask] = Registry("format")
 
 
 @dataclass(frozen=True)
 class FileTask(Task):
-    """Base of formats: what all files have in common, whatever a record of theirs holds.
+    """Base of all formats of files.
 
-    Where every record is an example, `RecordTask` has the rest.
+    `RecordTask` is the base of formats in which every record is an example.
 
     Parameters
     ----------
     max_new_tokens : int
-        Longest answer; 0 takes the format's, which has room for the longest of the answers.
+        Longest answer in tokens; 0 means the format's default, which has room for the longest of the answers.
 
     Attributes
     ----------
     keys : tuple of str
-        Fields by which a record of the format is known.
+        Fields that identify a record of the format.
     licence : str
-        What the data may not be used for; empty for nothing.
+        Restriction on the use of the data; empty for none.
     """
 
     path: str
@@ -251,32 +256,32 @@ class FileTask(Task):
 
     @cached_property
     def records(self) -> Records:
-        """What the file holds."""
+        """Records of the file."""
         return Records(Path(self.path))
 
     @property
     def title(self) -> str:
-        """What rows call the task: the file, or its folder where files have all the same name."""
+        """Name of the task in rows: that of the file, or of its folder if the file's name is a generic one."""
         path = Path(self.path)
         return path.resolve().parent.name if path.stem in EVERY_NAME else path.stem
 
     @abstractmethod
     def known(self, most: int) -> int:
-        """Examples in the file, counted up to `most`."""
+        """Return the number of examples in the file, counted up to `most`."""
 
     def __len__(self) -> int:
         return self.known(sys.maxsize)
 
     @abstractmethod
     def check(self, most: int) -> None:
-        """Read so many examples; what is damaged is told in one error, see `check_each`."""
+        """Check up to `most` examples; one error describes all damaged ones, see `check_each`."""
 
 
 T = TypeVar("T", bound=FileTask)
 
 
 def register_format(name: str, *keys: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator that files a format by its name and the fields it is known by, and as the task ``NAME_file``."""
+    """Return a class decorator that registers a format with the fields that identify it, and the task ``NAME_file``."""
 
     def add(cls: type[T]) -> type[T]:
         cls.keys = keys
@@ -287,63 +292,70 @@ def register_format(name: str, *keys: str) -> Callable[[type[T]], type[T]]:
 
 
 def recognise(path: Path) -> str:
-    """The format of a file, by the fields of its first record that is of any; of several the one that asks for most.
-    ConfigError if the file has no record, or its first ones are of no format."""
+    """Return the format of a file, by the fields of its first record that has those of any format.
+
+    If several formats match, the one with most fields is returned. ConfigError: the file has no record, or its first
+    records are of no format.
+    """
     records, known = Records(path), {name: FORMATS.class_of(name).keys for name in FORMATS}
-    for index in range(max(records.known(LOOKED_AT), 1)):
+    for index in range(max(records.known(SAMPLED), 1)):
         try:
             fields = set(records[index].fields)
         except ConfigError:
-            continue  # `check` tells of it, beside all others
-        found = [name for name, keys in known.items() if fields.issuperset(keys)]
-        if found:
+            continue  # `check` reports it, with all other damaged records
+        matching = [name for name, keys in known.items() if fields.issuperset(keys)]
+        if matching:
             break
     else:
         fields = set(records[0].fields)
-        own_first = sorted(known, key=lambda name: name != "own")  # what files of one's own are written in
+        own_first = sorted(known, key=lambda name: name != "own")  # of equally near formats, the one for users' files
         near = max(own_first, key=lambda name: len(fields & set(known[name])) / len(known[name]))
         lacks = ", ".join(key for key in known[near] if key not in fields)
         raise ConfigError(
-            f"{path} is of no known format ({', '.join(known)}); the nearest is {near}, of which its first record "
-            f"lacks {lacks}"
+            f"{path} is of no known format ({', '.join(known)}); the nearest is {near}, and the first record lacks "
+            f"{lacks}"
         )
-    return max(found, key=lambda name: len(known[name]))
+    return max(matching, key=lambda name: len(known[name]))
 
 
 class LongPromptError(PromptError):
-    """A prompt of a file has more tokens than were asked for."""
+    """A prompt of a file has more tokens than requested."""
 
 
 @dataclass(frozen=True)
 class RecordTask(FileTask):
-    """Base of formats in which example i is record i: a format says how a record is read."""
+    """Base of formats in which example i is record i; a format writes `parse`."""
 
     def known(self, most: int) -> int:
-        """See `FileTask.known`."""
+        """Return the number of records, counted up to `most`."""
         return self.records.known(most)
 
     def check(self, most: int) -> None:
-        """See `FileTask.check`."""
-        check_each(self.path, self.known(most), lambda index: self.read(self.records[index], index))
+        """Check up to `most` records."""
+        check_each(self.path, self.known(most), lambda index: self.parse(self.records[index], index))
 
     @abstractmethod
-    def read(self, record: Record, index: int) -> Example:
-        """The example of a record, whatever its length; its `max_new_tokens` are the fewest that an answer may have.
-        ConfigError, PromptError: what is wrong with the record, and where it stands."""
+    def parse(self, record: FileRecord, index: int) -> Example:
+        """Return the example of a record, of any length; its `max_new_tokens` are a lower bound of the longest answer.
 
-    def replies(self, made: Example) -> tuple[str, ...]:
-        """What right answers to an example look like."""
-        return made.answers
+        ConfigError, PromptError, with the record's place: the record is wrong.
+        """
+
+    def replies(self, example: Example) -> tuple[str, ...]:
+        """Return texts of right answers to an example, from which the longest answer is derived."""
+        return example.answers
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; `tokens` 0 takes any length, otherwise longer prompts are refused."""
+        """Return the example of a record; LongPromptError if it has more than `tokens` tokens, unless that is 0."""
         record = self.records[index]
-        made = self.read(record, index)
-        parts = (made.document, made.question, made.answer_prefix, *(turn.content for turn in made.turns))
+        example = self.parse(record, index)
+        parts = (example.document, example.question, example.answer_prefix, *(turn.content for turn in example.turns))
         used = sum(map(count, parts)) + MARKUP if tokens else 0
         if used > tokens:
             raise LongPromptError(
-                f"{record.where}: the prompt has about {used} tokens, more than the {tokens} asked for"
+                f"{record.where}: the prompt has about {used} tokens, more than the requested {tokens}"
             )
-        room = self.max_new_tokens or max(answer_room(made.max_new_tokens, [one], count) for one in self.replies(made))
-        return replace(made, tokens=tokens, max_new_tokens=room)
+        room = self.max_new_tokens or max(
+            answer_room(example.max_new_tokens, [reply], count) for reply in self.replies(example)
+        )
+        return replace(example, tokens=tokens, max_new_tokens=room)

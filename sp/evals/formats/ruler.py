@@ -10,11 +10,11 @@ from typing import Literal
 from sp.config import Tokens
 from sp.errors import ConfigError, PromptError
 from sp.evals.base import Example, Match
-from sp.evals.formats.records import Record, RecordTask, register_format
+from sp.evals.formats.records import FileRecord, RecordTask, register_format
 
 SENTENCE = re.compile(r"[^\n.!?]*[\n.!?]?")
 MOST_PLACES = 3
-"""Answers that stand in more sentences than this have no evidence worth naming, as in the counting tasks."""
+"""Answers in more sentences than this have no evidence that could be named, as in the counting tasks."""
 MOST_ANSWERS = 64
 
 
@@ -24,29 +24,29 @@ class RulerFile(RecordTask):
     """Example i is line i of a file that RULER's `prepare.py` wrote (fields `input`, `outputs`, `answer_prefix`).
 
     The last line of `input` is the question, everything before it the document. Older files have the answer prefix at
-    the end of `input`; there it stays.
+    the end of `input`, where it remains.
 
     Parameters
     ----------
     max_new_tokens : int
         RULER's are 128 (needles), 30 (vt), 120 (cwe), 50 (fwe), 32 (qa).
     match : {"auto", "all", "any"}
-        How answers are judged; `auto` asks for any of them in files of `qa` tasks and for all elsewhere.
+        Method of scoring; `auto` requires any of the answers in files of `qa` tasks and all of them in others.
     """
 
     max_new_tokens: Tokens = 128
     match: Literal["auto", "all", "any"] = "auto"
 
-    def read(self, record: Record, index: int) -> Example:
-        """See `RecordTask.read`."""
+    def parse(self, record: FileRecord, index: int) -> Example:
+        """Split the input into document and question."""
         fields, where = record.fields, record.where
         if not isinstance(fields.get("input"), str) or not isinstance(fields.get("outputs"), list):
             raise ConfigError(f"{where}: needs `input` (text) and `outputs` (list of answers), as RULER writes them")
-        given = [str(one) if isinstance(one, int | float) else one for one in fields["outputs"]]
-        answers = Record({"outputs": given}, where).texts("outputs", MOST_ANSWERS)
+        outputs = [str(output) if isinstance(output, int | float) else output for output in fields["outputs"]]
+        answers = FileRecord({"outputs": outputs}, where).texts("outputs", MOST_ANSWERS)
         document, _, question = record.text("input").strip().rpartition("\n")
         if not document.strip():
-            raise PromptError(f"{where}: the input is one line, so text and question cannot be told apart")
+            raise PromptError(f"{where}: the input is one line; write the question on a line of its own after the text")
         prefix = record.text("answer_prefix") if fields.get("answer_prefix") else ""
         match: Match = self.match if self.match != "auto" else "any" if self.title.startswith("qa") else "all"
         return Example(
@@ -63,11 +63,11 @@ class RulerFile(RecordTask):
 
 
 def evidence(document: str, answers: Sequence[str]) -> tuple[str, ...]:
-    """Sentences that hold an answer, if they are few."""
-    found: dict[str, None] = {}
+    """Return the sentences that contain an answer, or nothing if there are more than `MOST_PLACES` for one."""
+    sentences: dict[str, None] = {}
     for answer in answers:
-        held = [one.strip() for one in SENTENCE.findall(document) if answer in one]
-        if len(held) > MOST_PLACES:
+        matches = [sentence.strip() for sentence in SENTENCE.findall(document) if answer in sentence]
+        if len(matches) > MOST_PLACES:
             return ()
-        found |= dict.fromkeys(held)
-    return tuple(found)
+        sentences |= dict.fromkeys(matches)
+    return tuple(sentences)

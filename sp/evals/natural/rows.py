@@ -1,4 +1,4 @@
-"""Rows of questions and cells: what each selection kept of the evidence, and if asked for the target's answers."""
+"""Rows of questions and cells: the evidence in each selection, and optionally the target's answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sp.arrays import Bools, Doubles
 from sp.chat import Thinking
 from sp.evals.base import WITHOUT
 from sp.evals.matches import score_answer
-from sp.evals.natural.questions import Question
+from sp.evals.natural.questions import NaturalQuestion
 from sp.evals.run import Key, Row, cell_columns, named, score_again, scoring_of, seeded, thinking_facts, with_thinking
 from sp.evals.summary import mean, middle, wilson
 from sp.prompt import TokenisedPrompt
@@ -24,17 +24,27 @@ from sp.session.decision import check_context
 from sp.trace import Trace
 
 RANK, CUT, BUDGET, PLACE = "rank", "cut", "budget", "one of several"
-"""Why evidence is lost. `RANK`: its chunks score too low. `CUT`: a border of chunks runs through a place, and one side
-was left out. `BUDGET`: its chunks score high enough, but neighbours, sink and tail took their room. `PLACE`:
-one place was kept whole, another was not."""
+"""Reasons for lost evidence. `RANK`: its chunks score too low. `CUT`: a chunk boundary runs through a place, and one
+side was left out. `BUDGET`: its chunks score high enough, but neighbours, sink and tail took their part of the budget.
+`PLACE`: one place was selected whole, another was not."""
 REASONS = (RANK, CUT, BUDGET, PLACE)
 
 
 @dataclass(frozen=True)
-class Place:
-    """What became of one place. `kept`: share of its tokens; `chunks`: over which it is spread; `rank`, `lowest_rank`:
-    of its best and worst chunk, 1 for the highest, equal ones sharing the mean; None without a score; `reason`: why not
-    whole."""
+class PlaceVerdict:
+    """Result for one place of the evidence.
+
+    Attributes
+    ----------
+    kept : float
+        Share of its tokens that were selected.
+    chunks : int
+        Number of chunks that it touches.
+    rank, lowest_rank : float, optional
+        Ranks of its best and worst chunk, 1 for the highest, equal scores sharing the mean; None without a score.
+    reason : str, optional
+        Reason why it was not selected whole.
+    """
 
     kept: float
     chunks: int
@@ -44,43 +54,62 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of the evidence. `whole`: whether every token of every place was kept; `reason`: one of `REASONS` if
-    not; `recall`: share of its tokens; `rank`: worst of its places; `scored_chunks`: that the selector ranked."""
+class EvidenceVerdict:
+    """Result for the evidence of a question.
+
+    Attributes
+    ----------
+    whole : bool
+        True if every token of every place was selected.
+    reason : str, optional
+        One of `REASONS` if not.
+    recall : float
+        Share of its tokens that were selected.
+    rank : float, optional
+        Worst rank of its places.
+    scored_chunks : int
+        Number of chunks that the selector ranked.
+    """
 
     whole: bool
     reason: str | None
     recall: float
     rank: float | None
     scored_chunks: int
-    places: tuple[Place, ...]
+    places: tuple[PlaceVerdict, ...]
 
     def columns(self) -> dict[str, Any]:
-        """As values that go into JSON."""
+        """Return the fields as values for JSON."""
         return asdict(self) | {"places": [asdict(place) for place in self.places]}
 
 
-def masks(prompt: TokenisedPrompt, question: Question) -> list[list[Bools]]:
-    """Tokens (n,) of every place of the evidence and of its alternatives, in a prompt of the question's example."""
+def masks(prompt: TokenisedPrompt, question: NaturalQuestion) -> list[list[Bools]]:
+    """Return the tokens (n,) of every place of the evidence and of its alternatives, in the example's prompt."""
+    # The prompt has the document without white space at its start, so places are shifted by its bytes.
     lead = len(question.raw) - len(question.raw.decode().lstrip().encode())
     base = prompt.prompt.segments[0].start - lead
     starts, ends = prompt.bytes[:, 0], prompt.bytes[:, 1]
 
     def mask(start: int, end: int) -> Bools:
         hit = np.zeros(len(prompt), bool)
-        hit[bisect_right(ends, base + start) : bisect_left(starts, base + end)] = True
+        hit[bisect_right(ends, base + start) : bisect_left(starts, base + end)] = True  # every token with a byte of it
         return hit
 
     return [[mask(*place) for place in places] for places in question.evidence]
 
 
-def judge(selection: Selection, evidence: Sequence[Sequence[Bools]], budget: int) -> Verdict:
-    """What became of that evidence of several of which most was kept. `evidence`, sequence of sequences of bool (n,):
-    Tokens of each place, see `masks`; `budget`: Tokens that could be kept in all."""
-    return max((_verdict(selection, places, budget) for places in evidence), key=lambda one: (one.whole, one.recall))
+def judge(selection: Selection, evidence: Sequence[Sequence[Bools]], budget: int) -> EvidenceVerdict:
+    """Return the result for the alternative evidence of which most was selected.
+
+    `evidence` are the masks (n,) of places, see `masks`; `budget` is the number of tokens that could be selected.
+    """
+    return max(
+        (_verdict(selection, places, budget) for places in evidence),
+        key=lambda verdict: (verdict.whole, verdict.recall),
+    )
 
 
-def _verdict(selection: Selection, masks: Sequence[Bools], budget: int) -> Verdict:
+def _verdict(selection: Selection, masks: Sequence[Bools], budget: int) -> EvidenceVerdict:
     scores = selection.chunk_scores.astype(np.float64)
     ranks = mid_ranks(scores)
     free = budget - int(selection.forced.sum())
@@ -90,28 +119,28 @@ def _verdict(selection: Selection, masks: Sequence[Bools], budget: int) -> Verdi
     known = [place.rank for place in places if place.rank is not None]
     recall = float(selection.selected[np.logical_or.reduce(masks)].mean())
     rank = max(known) if len(known) == len(places) else None
-    return Verdict(not lost, reason, recall, rank, int(np.isfinite(scores).sum()), places)
+    return EvidenceVerdict(not lost, reason, recall, rank, int(np.isfinite(scores).sum()), places)
 
 
-def _place(selection: Selection, mask: Bools, scores: Doubles, ranks: Doubles, free: int) -> Place:
+def _place(selection: Selection, mask: Bools, scores: Doubles, ranks: Doubles, free: int) -> PlaceVerdict:
     bounds = selection.bounds
     chunks = np.flatnonzero(np.add.reduceat(mask, bounds[:-1]))
-    kept = float(selection.selected[mask].mean())
+    share = float(selection.selected[mask].mean())
     own = ranks[chunks][np.isfinite(ranks[chunks])]
     best, worst = (float(own.min()), float(own.max())) if len(own) else (None, None)
     reason = None
-    if kept > 0 and kept < 1:
+    if share > 0 and share < 1:
         reason = CUT
-    elif kept == 0:
+    elif share == 0:
         top = np.nanmax(scores[chunks]) if len(own) else np.inf
         sizes = np.diff(bounds)
-        as_good = int(sizes[scores >= top].sum())  # nothing where no chunk is known
+        as_good = int(sizes[scores >= top].sum())  # tokens of chunks that rank as high; 0 without a scored chunk
         reason = BUDGET if len(own) and as_good <= free else RANK
-    return Place(kept, len(chunks), best, worst, reason)
+    return PlaceVerdict(share, len(chunks), best, worst, reason)
 
 
 def mid_ranks(scores: Doubles) -> Doubles:
-    """Ranks of scores, 1 for the highest, equal ones sharing the mean of theirs; NaN where a score is not finite.
+    """Return the ranks of scores, 1 for the highest, with mean ranks for ties; NaN where a score is not finite.
 
     >>> mid_ranks(np.array([5.0, 1.0, np.nan, 5.0])).tolist()
     [1.5, 3.0, nan, 1.5]
@@ -126,8 +155,8 @@ def mid_ranks(scores: Doubles) -> Doubles:
 
 
 KEY = ("question", "digest", "answered", "scorer", "selector", "keep_ratio", "positions", "mapping", "kv", "seed")
-"""What tells a row from all others of the same models."""
-OPTIONAL = ("thinking", "reasoning_effort")  # likewise, where rows have it
+"""Columns that identify a row among those of the same models."""
+OPTIONAL = ("thinking", "reasoning_effort")  # further such columns, which rows may lack
 RESULTS = (
     *("whole", "reason", "recall", "rank", "scored_chunks", "places"),
     *("kept_tokens", "forced_tokens", "score_s", "select_s", "answer", "correct", "score"),
@@ -136,14 +165,23 @@ FULL = -1  # index of the cell of a full prefill
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """What tells a row from others."""
+    """Return the values that identify a row."""
     return (*(row[name] for name in KEY), *(row.get(name) for name in OPTIONAL))
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is measured. `cells`: cells of one scorer share its pass over the prompt, whatever they keep; `answers`: let
-    the target answer in every cell, and once in full; `thinking`: what the target is asked of thinking."""
+class NaturalRun:
+    """A measurement of questions with a pair.
+
+    Attributes
+    ----------
+    cells : sequence of RunOptions
+        Options of the runs; cells of one scorer share its pass over the prompt.
+    answers : bool
+        Let the target answer in every cell, and once after a full prefill.
+    thinking : Thinking
+        Thinking of the target.
+    """
 
     pipeline: Pipeline
     cells: Sequence[RunOptions]
@@ -151,30 +189,33 @@ class Work:
     thinking: Thinking = WITHOUT
 
     def numbered(self) -> list[tuple[int, RunOptions]]:
-        """Cells with their index, by scoring; the full prefill, if answers are asked for, stands first."""
+        """Return cells with their index, in the order of scorings; the full prefill is first if there are answers."""
         order = sorted(range(len(self.cells)), key=lambda index: scoring_of(self.cells[index]))
         full = [(FULL, self.cells[0])] if self.answers else []
         return full + [(index, self.cells[index]) for index in order]
 
-    def keys(self, question: Question) -> list[Key]:
-        """Of all rows of a question."""
-        return [key_of(self._known(question, *one)) for one in self.numbered()]
+    def keys(self, question: NaturalQuestion) -> list[Key]:
+        """Return the keys of all rows of a question."""
+        return [key_of(self._known(question, *cell)) for cell in self.numbered()]
 
     def rows(
-        self, question: Question, done: Container[Key] = (), progress: Callable[[int], None] = lambda done: None
+        self, question: NaturalQuestion, done: Container[Key] = (), progress: Callable[[int], None] = lambda done: None
     ) -> Iterator[Row]:
-        """Rows of a question that are not done: `KEY`, `OPTIONAL`, what `cell_columns` has, and `RESULTS`. ``status``
-        is ``ok`` or ``budget``: the protected text alone exceeds the budget, which counts as lost evidence."""
-        wanted = [one for one in self.numbered() if key_of(self._known(question, *one)) not in done]
-        progress(len(self.numbered()) - len(wanted))
-        if not wanted:
+        """Yield the rows of a question that are not done.
+
+        Their columns are `KEY`, `OPTIONAL`, those of `cell_columns`, and `RESULTS`. ``status`` is ``ok`` or ``budget``:
+        the protected text alone exceeds the budget, which counts as lost evidence.
+        """
+        missing = [cell_pair for cell_pair in self.numbered() if key_of(self._known(question, *cell_pair)) not in done]
+        progress(len(self.numbered()) - len(missing))
+        if not missing:
             return
-        reading = Reading(self, question)
-        for index, cell in wanted:
+        reading = QuestionRun(self, question)
+        for index, cell in missing:
             yield self._known(question, index, cell) | reading.results(index, cell)
             progress(1)
 
-    def _known(self, question: Question, index: int, cell: RunOptions) -> Row:
+    def _known(self, question: NaturalQuestion, index: int, cell: RunOptions) -> Row:
         return {
             "question": question.id,
             "digest": question.digest,
@@ -191,11 +232,13 @@ class Work:
         }
 
 
-class Reading:
-    """One question as the pair sees it; of the scorings that cells asked for, the last is kept. PromptError where
-    prompt and answer do not fit the target's context."""
+class QuestionRun:
+    """A question with its tokenised prompt and its last scoring.
 
-    def __init__(self, work: Work, question: Question) -> None:
+    PromptError: prompt and answer do not fit the target's context.
+    """
+
+    def __init__(self, work: NaturalRun, question: NaturalQuestion) -> None:
         target, self.example = work.pipeline.target, with_thinking(question.example(), work.thinking)
         with named(self.example):
             prompt = work.pipeline.tokenise(self.example.prompt(target.template, work.thinking, target.tokenizer))
@@ -206,7 +249,7 @@ class Reading:
         self._drafts: dict[bool, Scored] = {}
 
     def results(self, index: int, cell: RunOptions) -> Row:
-        """Results of a cell, and the length of the prompt."""
+        """Return the results of a cell, and the length of the prompt."""
         options = replace(seeded(cell, self.example.id), max_new_tokens=self.example.max_new_tokens)
         row = dict.fromkeys(RESULTS) | {"prompt_tokens": len(self.prompt), "status": "ok"}
         if index == FULL:
@@ -225,7 +268,7 @@ class Reading:
         return row | (self._answer(selection, options) if self.work.answers else {})
 
     def _score(self, options: RunOptions) -> Scored:
-        """The scoring of these options; another ratio's serves as well."""
+        """Return the scoring for these options, which does not depend on the keep ratio."""
         if self._last is None or self._last[0] != scoring_of(options):
             pipeline, known = self.work.pipeline, self._drafts.get(options.scorer.drafts)
             with named(self.example):
@@ -234,8 +277,8 @@ class Reading:
             self._drafts.setdefault(options.scorer.drafts, scored)
         return self._last[1]
 
-    def _answer(self, kept: Bools | Selection, options: RunOptions) -> Row:
-        text = self.work.pipeline.read(self.prompt, kept, options).text
+    def _answer(self, selection: Bools | Selection, options: RunOptions) -> Row:
+        text = self.work.pipeline.read(self.prompt, selection, options).text
         score = score_answer(text, self.question.answers, self.question.match)
         return {"answer": text, "correct": int(score == 1), "score": score}
 
@@ -248,10 +291,13 @@ OVERLAPS = (HARD, EASY, ALL)
 
 
 def summarise_questions(rows: Iterable[Row]) -> list[Line]:
-    """Lines by keep ratio, scorer and selector, and by overlap of question and evidence. Returns the columns `CELL`;
-    ``overlap`` (one of `OVERLAPS`); ``n``; ``whole``, the share of questions whose evidence was kept whole, with
-    Wilson's ``low`` and ``high``; ``misses``, how many for each of `REASONS`; ``recall`` (mean); ``rank`` and
-    ``score_s`` (medians); ``accuracy`` with ``accuracy_low`` and ``accuracy_high`` where the target answered."""
+    """Summarise rows by keep ratio, scorer and selector, and by overlap of question and evidence.
+
+    Returns the columns `CELL`; ``overlap`` (one of `OVERLAPS`); ``n``; ``whole``, the share of questions whose evidence
+    was selected whole, with Wilson's ``low`` and ``high``; ``misses``, the number for each of `REASONS`; ``recall``
+    (mean); ``rank`` and ``score_s`` (medians); ``accuracy`` with ``accuracy_low`` and ``accuracy_high`` where the
+    target answered.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in CELL), []).append(row)

@@ -1,1 +1,1 @@
-"""Tasks with known answers, one file a family."""
+"""Tasks with known answers, one file for each family."""

@@ -1,7 +1,7 @@
-"""What a function of a generated code base gives back, where that is written down in another place of it.
+"""Task `code`: the number that a function of a generated code base returns, which is defined elsewhere in it.
 
-After the idea of RepoQA (arXiv 2406.06025; github.com/evalplus/repoqa, Apache-2.0) and of LongCodeU (arXiv 2503.04359),
-that code has to be followed and not matched; modules and languages are made up.
+The idea, that code has to be followed and not matched, is that of RepoQA (arXiv 2406.06025; github.com/evalplus/repoqa,
+Apache-2.0) and LongCodeU (arXiv 2503.04359); modules and languages are invented.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sp.evals.base import register_task
-from sp.evals.story import Question, Story, StoryTask
+from sp.evals.story import Story, StoryQuestion, StoryTask
 from sp.evals.text.filler import Sentence
 from sp.evals.text.tables import ADJECTIVES, BLIND, NOUNS, VERBS, table
 
 TABLES = table(__file__)
 
 FURTHER = 15  # questions of a story besides the first
-NEAR = 2  # places in the order of passages by which a function and what it refers to are parted, where possible
-MOST_LINES = 2  # lines of a body besides the one that gives back
+NEAR = 2  # least distance, in passages, between a function and what it refers to, where possible
+MOST_LINES = 2  # most lines of a body besides the one that returns
 
 
 @dataclass(frozen=True)
 class CodePhrases:
-    """Words and frames of code. `functions`: frames with {name}, {value}, {body} (whole lines) and, if they like,
-    {arg}; braces are doubled; `function_names`, `constant_names`: how two words become a name: {a} {b} in small
-    letters, {A} {B} with a capital, {AA} {BB} in capitals; `asks`, `asks_constant`, `asks_uses`, `asks_calls`: frames
-    with {name}: what a function gives back, a constant's value, which constant a function refers to, and which
-    function."""
+    """Words and frames of code.
+
+    `functions` are frames with {name}, {value}, {body} (whole lines) and optionally {arg}; braces are doubled.
+    `function_names` and `constant_names` join two words to a name: {a} {b} in small letters, {A} {B} with a capital,
+    {AA} {BB} in capitals. `asks`, `asks_constant`, `asks_uses` and `asks_calls` are frames of questions with {name}:
+    for the value that a function returns, for a constant's value, for the constant that a function uses, and for the
+    function that it calls.
+    """
 
     functions: tuple[str, ...]
     constants: tuple[str, ...]  # frames with {name} and {value}
@@ -42,7 +45,7 @@ class CodePhrases:
     objects: tuple[str, ...]
     qualities: tuple[str, ...]
     things: tuple[str, ...]
-    others: tuple[str, ...]  # words in place of objects and things in what stands around the story
+    others: tuple[str, ...]  # words in place of objects and things in the text between the passages
     locals: tuple[str, ...]
     indent: str  # in front of every line of a body
     asks: tuple[str, ...]
@@ -51,7 +54,7 @@ class CodePhrases:
     asks_calls: tuple[str, ...]
 
     def function(self, rng: random.Random, name: str, value: str) -> str:
-        """A definition, its body some lines that do not matter."""
+        """Write a function, with some irrelevant lines in its body."""
         choose = rng.choice
         body = ""
         for _ in range(rng.randint(0, MOST_LINES)):
@@ -62,15 +65,15 @@ class CodePhrases:
         return choose(self.functions).format(name=name, value=value, body=body, arg=choose(self.locals))
 
     def constant(self, rng: random.Random, name: str, value: str) -> str:
-        """A definition in one line."""
+        """Write a constant in one line."""
         return rng.choice(self.constants).format(name=name, value=value)
 
     def function_name(self, rng: random.Random, verb: str, objects: tuple[str, ...]) -> str:
-        """A name from a verb and one of these."""
+        """Draw a name from a verb and one of the objects."""
         return _join(rng.choice(self.function_names), verb, rng.choice(objects))
 
     def constant_name(self, rng: random.Random, things: tuple[str, ...]) -> str:
-        """A name from a quality and one of these."""
+        """Draw a name from a quality and one of the things."""
         return _join(rng.choice(self.constant_names), rng.choice(self.qualities), rng.choice(things))
 
 
@@ -87,7 +90,7 @@ HELD_OUT = CodePhrases(
 
 @dataclass(frozen=True)
 class Link:
-    """A function, and the function or constant that holds what it gives back; texts as in their passages."""
+    """A function, and the function or constant with the value it returns; texts as in their passages."""
 
     name: str
     text: str
@@ -100,10 +103,9 @@ class Link:
 @register_task("code", suite="unmatched")
 @dataclass(frozen=True)
 class Code(StoryTask):
-    """The number a function gives back, through a constant or a function that is defined elsewhere.
+    """The number that a function returns, through a constant or a function that is defined elsewhere.
 
-    Half of the passages are such functions,
-    the other half what they refer to; all around them is code of the same form.
+    Half of the passages are such functions, the other half what they refer to; the text between them is similar code.
     """
 
     held_out: ClassVar[CodePhrases] = HELD_OUT
@@ -112,35 +114,39 @@ class Code(StoryTask):
     most: ClassVar[int] = 240
 
     def story(self, rng: random.Random, phrases: CodePhrases, facts: int) -> Story:
-        """See `StoryTask.story`; at least two passages, and an even number of them."""
+        """Draw functions and what they refer to: at least two passages, and an even number of them."""
         links = draw_links(rng, phrases, max(1, facts // 2))
         passages = [text for link in links for text in (link.text, link.target_text)]
         rng.shuffle(passages)
-        place = {text: at for at, text in enumerate(passages)}
+        place = {text: index for index, text in enumerate(passages)}
         apart = [link for link in links if abs(place[link.text] - place[link.target_text]) > NEAR]
         judged = rng.choice(apart or links)
 
-        def follow(link: Link) -> Question:
+        def follow(link: Link) -> StoryQuestion:
             evidence = tuple(sorted((link.text, link.target_text), key=place.__getitem__))
             text = rng.choice(phrases.asks).format(name=link.name)
-            return Question(
+            return StoryQuestion(
                 text, (link.value,), evidence, kind="through a call" if link.calls else "through a constant"
             )
 
-        def refer(link: Link) -> Question:
+        def refer(link: Link) -> StoryQuestion:
             asks = phrases.asks_calls if link.calls else phrases.asks_uses
-            return Question(rng.choice(asks).format(name=link.name), (link.target,), (link.text,), kind="reference")
+            return StoryQuestion(
+                rng.choice(asks).format(name=link.name), (link.target,), (link.text,), kind="reference"
+            )
 
-        def value(link: Link) -> Question:
+        def value(link: Link) -> StoryQuestion:
             asks = phrases.asks if link.calls else phrases.asks_constant
-            return Question(rng.choice(asks).format(name=link.target), (link.value,), (link.target_text,), kind="value")
+            return StoryQuestion(
+                rng.choice(asks).format(name=link.target), (link.value,), (link.target_text,), kind="value"
+            )
 
         further = [(ask, link) for link in links for ask in (follow, refer, value)]
         rng.shuffle(further)
         return Story(tuple(passages), (follow(judged), *(ask(link) for ask, link in further[:FURTHER])))
 
     def filler(self, rng: random.Random, phrases: CodePhrases) -> Iterator[Sentence]:
-        """Other functions, constants and remarks; none has a name of a story."""
+        """Yield other functions, constants and remarks, without names of a story."""
         while True:
             drawn, number = rng.random(), str(rng.randrange(1000, 1_000_000))
             if drawn < 0.2:
@@ -162,7 +168,7 @@ class Code(StoryTask):
 
 
 def draw_links(rng: random.Random, phrases: CodePhrases, amount: int) -> list[Link]:
-    """So many functions and what they refer to; all names and numbers differ, and those of a link share no verb."""
+    """Draw functions and what they refer to; all names and numbers differ, and names of a link share no verb."""
     used: set[str] = set()
 
     def name(verb: str) -> str:

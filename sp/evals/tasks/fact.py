@@ -1,4 +1,4 @@
-"""A plain fact in forms that nobody trained: key and value in prose, code, JSON, tables, settings, logs."""
+"""Task `fact`: a key and its value in forms without training: prose, code, JSON, tables, settings, logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from sp.errors import ConfigError
 from sp.evals.base import Count, Example, register_task
-from sp.evals.story import Question, Story, StoryTask
+from sp.evals.story import Story, StoryQuestion, StoryTask
 from sp.evals.text.filler import Sentence, filler
 from sp.evals.text.tables import ADJECTIVES, NAMES, NOUNS, TOWNS, VERBS, pseudo_word, uuid
 
@@ -19,7 +19,7 @@ STYLES = ("adjective-noun", "snake", "upper", "camel", "two words", "title", "no
 
 
 def key_of(style: str, rng: random.Random, adjectives: Sequence[str], nouns: Sequence[str]) -> str:
-    """A key in one of the `STYLES`, of the given words.
+    """Draw a key in one of the `STYLES`, of the given words.
 
     >>> [key_of(style, random.Random(0), ["calm"], ["fox"]) for style in STYLES[:6]]
     ['calm-fox', 'calm_fox', 'CALM_FOX', 'calmFox', 'calm fox', 'Calm Fox']
@@ -27,7 +27,7 @@ def key_of(style: str, rng: random.Random, adjectives: Sequence[str], nouns: Seq
     if style == "uuid":
         return uuid(rng)
     adjective, noun = rng.choice(adjectives), rng.choice(nouns)
-    made = {
+    key = {
         "adjective-noun": f"{adjective}-{noun}",
         "snake": f"{adjective}_{noun}",
         "upper": f"{adjective}_{noun}".upper(),
@@ -35,11 +35,11 @@ def key_of(style: str, rng: random.Random, adjectives: Sequence[str], nouns: Seq
         "two words": f"{adjective} {noun}",
         "title": f"{adjective} {noun}".title(),
     }
-    return made.get(style) or f"{noun}-{rng.randrange(10, 10_000)}"
+    return key.get(style) or f"{noun}-{rng.randrange(10, 10_000)}"
 
 
 def code_line(rng: random.Random) -> str:
-    """A line of a program that says nothing; no bare constant is assigned."""
+    """Draw an irrelevant line of a program, without assignments of constants."""
     choose = rng.choice
     noun, other, verb, adj = choose(NOUNS), choose(NOUNS), choose(VERBS), choose(ADJECTIVES)
     return choose((
@@ -59,7 +59,7 @@ def code_line(rng: random.Random) -> str:
 
 
 def json_line(rng: random.Random) -> str:
-    """A record on a line."""
+    """Draw a JSON record on one line."""
     choose = rng.choice
     return choose((
         f'{{"town": "{choose(TOWNS)}", "year": {rng.randrange(1800, 2030)}, "open": {choose(("true", "false"))}}}',
@@ -70,7 +70,7 @@ def json_line(rng: random.Random) -> str:
 
 
 def table_line(rng: random.Random) -> str:
-    """A row of a table in Markdown."""
+    """Draw a row of a table in Markdown."""
     choose = rng.choice
     return choose((
         f"| {choose(NAMES)} | {choose(TOWNS)} | {choose(VERBS)} |",
@@ -80,7 +80,7 @@ def table_line(rng: random.Random) -> str:
 
 
 def yaml_line(rng: random.Random) -> str:
-    """A line of settings."""
+    """Draw a line of settings in YAML."""
     choose = rng.choice
     return choose((
         f"{choose(NOUNS)}:", f"  {choose(ADJECTIVES)}: {choose(('yes', 'no', 'auto'))}", f"  - {choose(NOUNS)}",
@@ -90,18 +90,18 @@ def yaml_line(rng: random.Random) -> str:
 
 
 def log_line(rng: random.Random) -> str:
-    """A line of a log."""
+    """Draw a line of a log."""
     choose = rng.choice
-    at = f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
+    time = f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
     return choose((
-        f"{at} INFO {choose(NOUNS)} {choose(VERBS)} by {choose(NAMES)}",
-        f"{at} WARN {choose(NOUNS)} is {choose(ADJECTIVES)}, {rng.randrange(2, 60)} ms",
-        f"{at} DEBUG {choose(VERBS)} {rng.randrange(2, 99)} of {rng.randrange(99, 200)} {choose(NOUNS)}s",
+        f"{time} INFO {choose(NOUNS)} {choose(VERBS)} by {choose(NAMES)}",
+        f"{time} WARN {choose(NOUNS)} is {choose(ADJECTIVES)}, {rng.randrange(2, 60)} ms",
+        f"{time} DEBUG {choose(VERBS)} {rng.randrange(2, 99)} of {rng.randrange(99, 200)} {choose(NOUNS)}s",
     ))  # fmt: skip
 
 
 def lines(line: Callable[[random.Random], str], rng: random.Random) -> Iterator[Sentence]:
-    """Lines without end."""
+    """Yield lines of one kind, without end."""
     while True:
         yield Sentence(line(rng), True)
 
@@ -113,18 +113,26 @@ FILLERS: dict[str, Callable[[random.Random], Iterator[Sentence]]] = {
     "table": partial(lines, table_line),
     "yaml": partial(lines, yaml_line),
     "log": partial(lines, log_line),
-}  # what surrounds a fact, by the kind of text
+}  # filler around a fact, by the kind of text
 
 
-ASKED, REVERSED = 10, 4  # facts that a story asks for, and those it asks for by their values
-RUNS = 4, 24  # sentences of one kind of filler where kinds mix
+ASKED, REVERSED = 10, 4  # questions of a story by key, and by value
+RUNS = 4, 24  # least number of consecutive sentences of one kind of filler where kinds mix, and the bound of it
 
 
 @dataclass(frozen=True)
 class FactForm:
-    """How a fact is written. `frames`: passages that make up one fact, with the slots {key}, {value} and {alias};
-    `filler`: kind of text around it: a key of the phrases' `fillers`; `styles`: of keys; see
-    `sp.evals.tasks.fact.key_of`."""
+    """A form of facts.
+
+    Attributes
+    ----------
+    frames : tuple of str
+        Passages of one fact, with the slots {key}, {value} and {alias}.
+    filler : str
+        Kind of text around it, a key of the phrases' `fillers`.
+    styles : tuple of str
+        Styles of keys, see `key_of`.
+    """
 
     name: str
     frames: tuple[str, ...]
@@ -134,10 +142,21 @@ class FactForm:
 
 @dataclass(frozen=True)
 class FactPhrases:
-    """Forms and questions. `questions`, `reversed`: with {key}, answer the value; with {value}, answer the key;
-    `adjectives`, `nouns`: what keys are made of; `values`: kinds of values: "number" of up to 7 digits, or "word";
-    `invent`: A new word, for values and aliases; `fillers`: kinds of text, each a stream of sentences without end from
-    a generator."""
+    """Forms and questions of facts.
+
+    Attributes
+    ----------
+    questions, reversed : tuple of str
+        Questions with {key} for the value, and with {value} for the key.
+    adjectives, nouns : tuple of str
+        Words of keys.
+    values : tuple of str
+        Kinds of values: "number" of up to 7 digits, or "word".
+    invent : callable
+        Draws a new word, for values and aliases.
+    fillers : mapping of str to callable
+        Kinds of text, each a function from a generator to endless sentences.
+    """
 
     forms: tuple[FactForm, ...]
     questions: tuple[str, ...]
@@ -193,7 +212,7 @@ class Fact(StoryTask):
     seed, facts
         See `StoryTask`.
     form : int
-        Which of the forms; -1 takes them in turn.
+        Number of the form; -1 uses all forms in turn.
     """
 
     form: int = -1
@@ -203,11 +222,11 @@ class Fact(StoryTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not -1 <= self.form < len(self.held_out.forms):
-            names = ", ".join(f"{at} {one.name}" for at, one in enumerate(self.held_out.forms))
+            names = ", ".join(f"{number} {form.name}" for number, form in enumerate(self.held_out.forms))
             raise ConfigError(f"form must be -1 for all in turn, or one of {names}; not {self.form}")
 
     def story(self, rng: random.Random, phrases: FactPhrases, facts: int) -> Story:
-        """See `StoryTask.story`.
+        """Draw facts of one form, and ask for some of them by key and by value.
 
         >>> story = Fact(form=1).story(random.Random(0), HELD_OUT, 2)
         >>> story.passages[0], story.questions[0].text
@@ -216,10 +235,10 @@ class Fact(StoryTask):
         choose = rng.choice
         form = phrases.forms[self.form] if self.form >= 0 else choose(phrases.forms)
         parts = len(form.frames)
-        told: dict[str, tuple[str, tuple[str, ...]]] = {}
+        value_and_text: dict[str, tuple[str, tuple[str, ...]]] = {}
         used: set[str] = set()
         kind = choose(phrases.values)
-        while len(told) < max(1, facts // parts):
+        while len(value_and_text) < max(1, facts // parts):
             key = key_of(choose(form.styles), rng, phrases.adjectives, phrases.nouns)
             value = (
                 str(rng.randrange(10 ** choose((2, 3, 4, 5, 6)), 10**7)) if kind == "number" else phrases.invent(rng)
@@ -228,28 +247,28 @@ class Fact(StoryTask):
             if used.isdisjoint((key, value, alias)):
                 used |= {key, value, alias}
                 slots = (("{key}", key), ("{value}", value), ("{alias}", alias))
-                said = []
+                sentences = []
                 for frame in form.frames:
-                    text = frame  # braces of JSON and code are no slots
+                    text = frame  # not `format`, because braces of JSON and code are not slots
                     for slot, filled in slots:
                         text = text.replace(slot, filled)
-                    said.append(text)
-                told[key] = value, tuple(said)
-        passages = [one for _, said in told.values() for one in said]
+                    sentences.append(text)
+                value_and_text[key] = value, tuple(sentences)
+        passages = [sentence for _, sentences in value_and_text.values() for sentence in sentences]
         rng.shuffle(passages)
-        asked = rng.sample(list(told.items()), min(ASKED, len(told)))
+        chosen = rng.sample(list(value_and_text.items()), min(ASKED, len(value_and_text)))
         questions = [
-            Question(choose(phrases.questions).replace("{key}", key), (value,), said, kind=form.name)
-            for key, (value, said) in asked
+            StoryQuestion(choose(phrases.questions).replace("{key}", key), (value,), sentences, kind=form.name)
+            for key, (value, sentences) in chosen
         ]
         questions += [
-            Question(choose(phrases.reversed).replace("{value}", value), (key,), said, kind="reversed")
-            for key, (value, said) in asked[-REVERSED:]
+            StoryQuestion(choose(phrases.reversed).replace("{value}", value), (key,), sentences, kind="reversed")
+            for key, (value, sentences) in chosen[-REVERSED:]
         ]
         return Story(tuple(passages), tuple(questions))
 
     def filler(self, rng: random.Random, phrases: FactPhrases) -> Iterator[Sentence]:
-        """Text of the kind that the form belongs in; runs of all kinds where the form is drawn anew for each story."""
+        """Yield text of the form's kind, or runs of all kinds where the form is drawn for each story."""
         if self.form >= 0:
             yield from phrases.fillers[phrases.forms[self.form].filler](rng)
         streams = [make(rng) for make in phrases.fillers.values()]
@@ -257,8 +276,8 @@ class Fact(StoryTask):
             yield from islice(rng.choice(streams), rng.randrange(*RUNS))
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`."""
+        """Make an example; with all forms in turn, the form depends on the index."""
         if self.form >= 0:
             return super().example(index, tokens, count)
-        found = replace(self, form=index % len(self.held_out.forms)).example(index, tokens, count)
-        return replace(found, id=self.example_id(index, tokens))
+        example = replace(self, form=index % len(self.held_out.forms)).example(index, tokens, count)
+        return replace(example, id=self.example_id(index, tokens))

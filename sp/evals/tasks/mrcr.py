@@ -1,7 +1,7 @@
-"""The i-th of several pieces that look alike: all of them match the question's words, and only their order decides.
+"""Task `mrcr`: the i-th of several similar pieces, which all match the question's words and differ in their order.
 
 The idea is that of MRCR (Michelangelo, arXiv 2409.12640; its generator google-deepmind/eval_hub is Apache-2.0), where a
-model wrote the pieces; here templates do, and what is asked for is how a piece closes.
+model wrote the pieces; here they come from templates, and the question is about the closing line of a piece.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 from sp.config import check_fields
 from sp.errors import ConfigError
 from sp.evals.base import register_task
-from sp.evals.story import Question, Story, StoryTask
+from sp.evals.story import Story, StoryQuestion, StoryTask
 from sp.evals.text.tables import NAMES, SURNAMES, SYLLABLES, table
 
 TABLES = table(__file__)
@@ -21,35 +21,37 @@ TABLES = table(__file__)
 
 @dataclass(frozen=True)
 class MrcrPhrases:
-    """Words and frames of pieces. `asks`, `asks_only`, `asks_final`: frames with {nth}, {kind} and {topic}; with {kind}
-    and {topic}; and without any, for the last piece of all; `prose`: beginnings, middles and ends of the sentences of a
-    body."""
+    """Words and frames of pieces.
+
+    Questions are `asks` with {nth}, {kind} and {topic}, `asks_only` with {kind} and {topic}, and `asks_final` without
+    slots, for the last piece of all. `prose` has beginnings, middles and ends of the sentences of a body.
+    """
 
     kinds: tuple[str, ...]  # kinds, topics, people, times: kinds begin with a consonant
     topics: tuple[str, ...]
     people: tuple[str, ...]
     times: tuple[str, ...]
-    headers: tuple[str, ...]  # frames with {kind} and {topic}, and {who} and {when} if they like
+    headers: tuple[str, ...]  # frames with {kind} and {topic}, and optionally {who} and {when}
     closings: tuple[str, ...]  # frames with {code}
     asks: tuple[str, ...]
     asks_only: tuple[str, ...]
     asks_final: tuple[str, ...]
     prose: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-    syllables: tuple[str, ...]  # what codes are made of, where they are no numbers
+    syllables: tuple[str, ...]  # syllables of codes that are not numbers
 
 
 HELD_OUT = MrcrPhrases(**TABLES["held_out"], people=tuple(NAMES), syllables=tuple(SYLLABLES))
 
 FRESH = MrcrPhrases(**TABLES["fresh"], people=tuple(SURNAMES), syllables=tuple(SYLLABLES))
-"""A second set, written later and without sight of what was trained: no part up to 15 can have been trained towards it.
-Who wrote the later parts had seen it; a filter keeps its frames out of them."""
+"""A second set, written later and without knowledge of the training data: training data up to part 15 cannot depend on
+it. The authors of later parts had seen it; a filter keeps its frames out of them."""
 
 
-ALIKE = 4  # pieces of the kind and topic that are asked for, in a story that has room for them
+ALIKE = 4  # pieces of the kind and topic of the question, in a story that has room for them
 ORDINALS = ("first", "second", "third")
-JUDGED = (0, 1, -1)  # which of them examples ask for; a third would take more evidence than 5 % of 8,000 tokens hold
-SENTENCE_WORDS = 11  # words of a sentence of a body, about
-EDGE = 8  # the first and last of so many parts of a story have none of those pieces, where it is long enough for that
+JUDGED = (0, 1, -1)  # pieces of examples' questions; the evidence for a third exceeds 5 % of 8,000 tokens
+SENTENCE_WORDS = 11  # average words of a sentence of a body
+EDGE = 8  # those pieces are not in the first and last 1 / EDGE of a story, where it is long enough
 FURTHER = 15  # questions of a story besides the first
 Pair = tuple[str, str]  # kind and topic of a piece
 
@@ -57,17 +59,17 @@ Pair = tuple[str, str]  # kind and topic of a piece
 @register_task("mrcr", suite="unmatched")
 @dataclass(frozen=True)
 class Mrcr(StoryTask):
-    """How the first, second or last of four pieces of one kind and topic closes, among pieces that share one of both.
+    """The closing line of the first, second or last of four pieces of one kind and topic, among similar pieces.
 
-    A piece is a line that says what it is, a body, and a closing line. The closing line lies further from the first
-    than a scorer of matching words reaches, and the lines of all pieces look alike.
+    A piece is a line with its kind and topic, a body, and a closing line. The closing line is too far from the first
+    for a scorer by matching words, and the lines of all pieces are similar.
 
     Parameters
     ----------
     seed, facts : int
         See `StoryTask`.
     body : int
-        Words of a piece's body, about; shorter ones are for training on short texts.
+        Average words of a piece's body; short ones are for training on short texts.
     """
 
     body: int = 120
@@ -84,8 +86,8 @@ class Mrcr(StoryTask):
             raise ConfigError(f"body must be at least 0, not {self.body}")
 
     def story(self, rng: random.Random, phrases: MrcrPhrases, facts: int) -> Story:
-        """See `StoryTask.story`; at least three pieces."""
-        labels, asked = draw_pairs(rng, phrases, max(3, facts))
+        """Draw at least three pieces, and ask for the closing line of one."""
+        labels, target = draw_pairs(rng, phrases, max(3, facts))
         headers = draw_headers(rng, phrases, labels)
         codes = draw_codes(rng, phrases.syllables, len(labels))
         closings = [rng.choice(phrases.closings).format(code=code) for code in codes]
@@ -93,43 +95,45 @@ class Mrcr(StoryTask):
             f"{header} {self.prose(rng, phrases)}{closing}" for header, closing in zip(headers, closings, strict=True)
         ]
         places: dict[Pair, list[int]] = {}
-        for at, pair in enumerate(labels):
-            places.setdefault(pair, []).append(at)
+        for place, pair in enumerate(labels):
+            places.setdefault(pair, []).append(place)
 
-        def question(pair: Pair, nth: int) -> Question:
+        def question(pair: Pair, nth: int) -> StoryQuestion:
             alike = places[pair]
-            at = alike[nth]
+            place = alike[nth]
             slots = {"kind": pair[0], "topic": pair[1]}
             if len(alike) == 1:
                 text, kind = rng.choice(phrases.asks_only).format(**slots), "only"
             else:
                 word = "last" if nth < 0 else ORDINALS[nth]
                 text, kind = rng.choice(phrases.asks).format(nth=word, **slots), word
-            # Nothing later stands in the evidence, so the last one needs no earlier ones to be known for it.
+            # To be the n-th, a piece needs those before it as evidence; the last one is known by its place alone.
             before = alike[-1:] if nth < 0 else alike[: nth + 1]
-            return Question(text, (codes[at],), (*(headers[one] for one in before), closings[at]), kind=kind)
+            return StoryQuestion(
+                text, (codes[place],), (*(headers[item] for item in before), closings[place]), kind=kind
+            )
 
-        judged = question(asked, rng.choice(JUDGED if len(places[asked]) > 2 else (0, -1)))
-        final = Question(rng.choice(phrases.asks_final), (codes[-1],), (headers[-1], closings[-1]), kind="final")
-        wanted = [(pair, nth) for pair, alike in places.items() for nth in (*range(min(len(alike), 3)), -1)]
-        wanted = [(pair, nth) for pair, nth in wanted if nth >= 0 or len(places[pair]) > 1]
-        rng.shuffle(wanted)
+        judged = question(target, rng.choice(JUDGED if len(places[target]) > 2 else (0, -1)))
+        final = StoryQuestion(rng.choice(phrases.asks_final), (codes[-1],), (headers[-1], closings[-1]), kind="final")
+        further = [(pair, nth) for pair, alike in places.items() for nth in (*range(min(len(alike), 3)), -1)]
+        further = [(pair, nth) for pair, nth in further if nth >= 0 or len(places[pair]) > 1]
+        rng.shuffle(further)
         if rng.random() < 0.5:
-            wanted.sort(key=lambda one: len(places[one[0]]) == 1)
-        return Story(tuple(passages), (judged, final, *(question(*one) for one in wanted[: FURTHER - 1])))
+            further.sort(key=lambda item: len(places[item[0]]) == 1)
+        return Story(tuple(passages), (judged, final, *(question(*item) for item in further[: FURTHER - 1])))
 
     def prose(self, rng: random.Random, phrases: MrcrPhrases) -> str:
-        """A body, with a space behind it; empty if it has no words."""
+        """Draw a body, followed by a space; empty if it has no words."""
         choose, (starts, middles, ends) = rng.choice, phrases.prose
         sentences = round(self.body / SENTENCE_WORDS * rng.uniform(0.9, 1.1))
         return "".join(f"{choose(starts)} {choose(middles)} {choose(ends)} " for _ in range(sentences))
 
 
 def draw_pairs(rng: random.Random, phrases: MrcrPhrases, facts: int) -> tuple[list[Pair], Pair]:
-    """What every piece is, in order, and what is asked for; most of the others share one half of it."""
+    """Draw kind and topic of every piece, in order, and those of the question; most others share one of the two."""
     kind, *kinds = rng.sample(phrases.kinds, min(len(phrases.kinds), 3 + facts // 12))
     topic, *topics = rng.sample(phrases.topics, min(len(phrases.topics), 3 + facts // 6))
-    asked = (kind, topic)
+    target = (kind, topic)
     alike = min(ALIKE, max(2, facts // 2))
     labels: list[Pair] = []
     while len(labels) < facts - alike:
@@ -138,32 +142,32 @@ def draw_pairs(rng: random.Random, phrases: MrcrPhrases, facts: int) -> tuple[li
         labels += [other] * rng.choice((1, 1, 2, 3))
     del labels[facts - alike :]
     rng.shuffle(labels)
-    # Away from both ends, or the first would be early and the last late, and truncation would find them.
+    # Not near either end, or the first would be early and the last late, and truncation would find them.
     margin = facts // EDGE
-    for at in sorted(rng.sample(range(margin, facts - margin), alike)):
-        labels.insert(at, asked)
-    return labels, asked
+    for place in sorted(rng.sample(range(margin, facts - margin), alike)):
+        labels.insert(place, target)
+    return labels, target
 
 
 def draw_headers(rng: random.Random, phrases: MrcrPhrases, labels: list[Pair]) -> list[str]:
-    """First lines, each another one."""
-    found: dict[str, None] = {}
+    """Draw first lines, all different."""
+    headers: dict[str, None] = {}
     for kind, topic in labels:
-        before = len(found)
-        while len(found) == before:
-            made = rng.choice(phrases.headers).format(
+        before = len(headers)
+        while len(headers) == before:
+            header = rng.choice(phrases.headers).format(
                 kind=kind, topic=topic, who=rng.choice(phrases.people), when=rng.choice(phrases.times)
             )
-            found.setdefault(made[0].upper() + made[1:])
-    return list(found)
+            headers.setdefault(header[0].upper() + header[1:])
+    return list(headers)
 
 
 def draw_codes(rng: random.Random, syllables: tuple[str, ...], amount: int) -> list[str]:
-    """Different words and numbers of five digits."""
-    found: dict[str, None] = {}
-    while len(found) < amount:
+    """Draw different codes: words, and numbers of five digits."""
+    codes: dict[str, None] = {}
+    while len(codes) < amount:
         if rng.random() < 0.5:
-            found.setdefault(str(rng.randrange(10_000, 100_000)))
+            codes.setdefault(str(rng.randrange(10_000, 100_000)))
         else:
-            found.setdefault("".join(rng.choices(syllables, k=3)).capitalize())
-    return list(found)
+            codes.setdefault("".join(rng.choices(syllables, k=3)).capitalize())
+    return list(codes)

@@ -20,31 +20,34 @@ from sp.evals.text.filler import Sentence, filler, haystack
 from sp.evals.text.tables import NOUNS, compound_key, pseudo_word, uuid
 
 WORD = re.compile(r"[^\W_]+")
-KEY = "\0"  # stands for the whole key, so that a run may hold it but its parts are no words of their own
+KEY = "\0"  # symbol for the whole key, so that runs may contain it, but not its parts as words
 
 
 def words(text: str, key: str) -> list[str]:
-    """Lower-case words of a text, every occurrence of the key one symbol.
+    """Return the words of a text in lower case, with every occurrence of the key as one symbol.
 
     >>> words("The code for Red-Fox, now.", "red-fox")
     ['the', 'code', 'for', '\\x00', 'now']
     """
     pieces = re.split(re.escape(key.lower()), text.lower()) if key else [text.lower()]
-    found: list[str] = []
+    symbols: list[str] = []
     for number, piece in enumerate(pieces):
-        found += [KEY] if number else []
-        found += WORD.findall(piece)
-    return found
+        symbols += [KEY] if number else []
+        symbols += WORD.findall(piece)
+    return symbols
 
 
 def shared_ngrams(question: str, needle: str, key: str, n: int) -> set[tuple[str, ...]]:
-    """Runs of `n` words that stand in both texts, the key counting as one word; the key alone is no such run. `key`:
-    what both have to name. `n`: at least 1. Texts that share no run of n words share no longer one."""
-    asked, said = (
-        {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
-        for found in (words(question, key), words(needle, key))
+    """Return the runs of `n` words, at least 1, that occur in both texts; the key counts as one word.
+
+    The key alone is not such a run, because both texts have to name it. Texts that share no run of n words share no
+    longer one.
+    """
+    question_runs, needle_runs = (
+        {tuple(symbols[i : i + n]) for i in range(len(symbols) - n + 1)}
+        for symbols in (words(question, key), words(needle, key))
     )
-    return (asked & said) - {(KEY,)}
+    return (question_runs & needle_runs) - {(KEY,)}
 
 
 ValueType = Literal["number", "word", "uuid"]
@@ -93,80 +96,82 @@ PLURAL_QUESTIONS = (
 
 @dataclass(frozen=True)
 class Phrasing:
-    """A needle and the question for it; `prefix` begins the answer and may be empty."""
+    """A needle, the question for it, and the start of the answer, which may be empty."""
 
     needle: str
     question: str
     prefix: str
 
     def shares(self, n: int) -> bool:
-        """Whether question and prefix repeat a run of `n` words of the needle besides the key."""
+        """Return True if question or prefix share a run of `n` words with the needle besides the key."""
         key = "{key}"
         needle = self.needle.replace("{value}", "")
-        return any(shared_ngrams(asked, needle, key, n) for asked in (self.question, self.prefix))
+        return any(shared_ngrams(text, needle, key, n) for text in (self.question, self.prefix))
 
 
 def phrasings(*, plural: bool, prefix: bool, shared: int = 0) -> tuple[Phrasing, ...]:
-    """All pairs of needle and question, less those that share a run of `shared` words; 0 allows any. ConfigError if no
-    pair is left."""
+    """Return all pairs of needle and question, except those that share a run of `shared` words; 0 allows any.
+
+    ConfigError: no pair remains.
+    """
     start = (RULER_PLURAL_PREFIX if plural else RULER_PREFIX) if prefix else ""
     pairs = (
         Phrasing(needle, question, start)
         for needle in NEEDLES
         for question in (PLURAL_QUESTIONS if plural else QUESTIONS)
     )
-    found = tuple(one for one in pairs if not (shared and one.shares(shared)))
-    if not found:
+    allowed = tuple(phrasing for phrasing in pairs if not (shared and phrasing.shares(shared)))
+    if not allowed:
         raise ConfigError(
             f"every phrasing shares a run of {shared} words between question and needle; raise no_shared_ngrams, "
-            "or leave the answer prefix out"
+            "or omit answer_prefix"
         )
-    return found
+    return allowed
 
 
 def draw_values(kind: ValueType, amount: int, rng: random.Random) -> list[str]:
-    """So many different values: numbers of 7 digits, words, or UUIDs."""
-    found: dict[str, None] = {}
-    while len(found) < amount:
+    """Draw different values: numbers of 7 digits, words, or UUIDs."""
+    values: dict[str, None] = {}
+    while len(values) < amount:
         if kind == "number":
-            found.setdefault(str(rng.randrange(1_000_000, 10_000_000)))
+            values.setdefault(str(rng.randrange(1_000_000, 10_000_000)))
         elif kind == "word":
-            found.setdefault(rng.choice(NOUNS) if len(found) < len(NOUNS) // 2 else pseudo_word(rng))
+            values.setdefault(rng.choice(NOUNS) if len(values) < len(NOUNS) // 2 else pseudo_word(rng))
         else:
-            found.setdefault(uuid(rng))
-    return list(found)
+            values.setdefault(uuid(rng))
+    return list(values)
 
 
 Haystack = Literal["grammar", "noise", "sample", "needles"]
 KeyType = Literal["words", "uuid"]
 ANSWER_TOKENS = {"number": 12, "word": 12, "uuid": 48}
-"""Room for one value in the answer; vocabularies without runs of digits take a token a digit."""
+"""Tokens for one value in the answer; vocabularies without runs of digits need a token for each digit."""
 
 
 @register_task("needle")
 @dataclass(frozen=True)
 class Needle(Task):
-    """One fact, one question.
+    """One fact in a haystack, and a question for it.
 
     Parameters
     ----------
     depth : float, optional
-        Where the needle that is asked for stands, 0 to 1; anywhere if left out. Of several, the first one asked for.
+        Position of the needle, 0 to 1; random by default. Of several needles, that of the first in the question.
     filler : {"grammar", "noise", "sample", "needles"}
-        What the haystack is made of: varied prose, RULER's repeated line, the embedded sample shuffled, or lines that
-        are needles of other keys.
+        Text of the haystack: varied prose, RULER's repeated line, the embedded sample shuffled, or lines that are
+        needles of other keys.
     value, key : str
         Types of values (`number`, `word`, `uuid`) and keys (`words`: adjective-noun; `uuid`).
     phrasing : {"any", "ruler"}
-        Drawn from all phrasings, or RULER's alone, its header included.
+        All phrasings, or RULER's alone, its header included.
     answer_prefix : bool
         Begin the answer as RULER does, with words of the question.
     no_shared_ngrams : int
-        Longest run of words plus one that question and needle may share besides the key; 0 forbids nothing.
+        Length of runs of words that question and needle must not share besides the key; 0 for no limit.
     distractors : int
         Further needles with other keys.
     near : bool
-        Every other distractor shares half of its key with the first key.
+        Let every second distractor share half of its key with the first key.
 
     Examples
     --------
@@ -200,35 +205,35 @@ class Needle(Task):
 
     @property
     def plural(self) -> bool:
-        """Whether several values are asked for."""
+        """True if the answer has several values."""
         return self.asked_keys * self.values_a_key > 1
 
     def allowed(self) -> tuple[Phrasing, ...]:
-        """Phrasings these options leave; ConfigError if there are none."""
-        found = phrasings(plural=self.plural, prefix=self.answer_prefix, shared=self.no_shared_ngrams)
+        """Return the phrasings that the options allow; ConfigError if there are none."""
+        allowed = phrasings(plural=self.plural, prefix=self.answer_prefix, shared=self.no_shared_ngrams)
         if self.phrasing == "ruler":
             ruler = phrasings(plural=self.plural, prefix=self.answer_prefix)[:1]
-            if ruler[0] not in found:
+            if ruler[0] not in allowed:
                 raise ConfigError(f"RULER's question shares {self.no_shared_ngrams} words with its needle; use any")
             return ruler
-        return found
+        return allowed
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`."""
+        """Draw keys, values and a phrasing, and hide the needles."""
         rng = self.rng(index, tokens)
         phrasing = rng.choice(self.allowed())
         keys = self.draw_keys(rng)
-        asked = [key for key in keys[: self.asked_keys] for _ in range(self.values_a_key)]
-        hidden = asked + keys[self.asked_keys :]
+        asked_keys = [key for key in keys[: self.asked_keys] for _ in range(self.values_a_key)]
+        hidden = asked_keys + keys[self.asked_keys :]
         values = draw_values(self.value, len(hidden), rng)
 
-        def said(key: str, value: str) -> str:
+        def needle_text(key: str, value: str) -> str:
             return phrasing.needle.format(key=key, value=value, kind=self.value)
 
         *some, last = keys[: self.asked_keys]
         slots = {"key": f"{', '.join(some)}, and {last}" if some else last, "kind": self.value}
         question, prefix = phrasing.question.format(**slots), phrasing.prefix.format(**slots)
-        needles = [said(key, value) for key, value in zip(hidden, values, strict=True)]
+        needles = [needle_text(key, value) for key, value in zip(hidden, values, strict=True)]
         depths = [rng.random() for _ in needles]
         if self.depth is not None:
             depths[0] = self.depth
@@ -236,40 +241,44 @@ class Needle(Task):
         announced = RULER_PLURAL_HEADER if self.plural else RULER_HEADER
         header = announced.format(kind=self.value) if self.phrasing == "ruler" else ""
         room = tokens - MARKUP - count(question) - count(prefix)
-        found = haystack(stream, needles, depths, room, count, rng, header=header)
-        gold = len(asked)
+        document = haystack(stream, needles, depths, room, count, rng, header=header)
+        gold = len(asked_keys)
         facts = {
-            "depth": found.depths[0],
-            "depths": found.depths[:gold],
+            "depth": document.depths[0],
+            "depths": document.depths[:gold],
             "keys": keys[: self.asked_keys],
             "needle_template": phrasing.needle,
             "question_template": phrasing.question,
             "filler": self.filler,
             "value": self.value,
         }
-        room, texts = 8 + gold * ANSWER_TOKENS[self.value], (found.text, question, prefix)
-        told = tuple(needles[:gold])
-        return self._made(index, tokens, texts, values[:gold], needles=told, facts=facts, max_new_tokens=room)
+        room, texts = 8 + gold * ANSWER_TOKENS[self.value], (document.text, question, prefix)
+        evidence = tuple(needles[:gold])
+        return self._made(index, tokens, texts, values[:gold], needles=evidence, facts=facts, max_new_tokens=room)
 
     def draw_key(self, rng: random.Random) -> str:
-        """One key."""
+        """Draw a key."""
         return compound_key(rng) if self.key == "words" else uuid(rng)
 
     def draw_keys(self, rng: random.Random) -> list[str]:
-        """Different keys: those asked for, then the distractors'."""
+        """Draw different keys: those of the question, then those of the distractors."""
         keys = [self.draw_key(rng)]
         while len(keys) < self.asked_keys + self.distractors:
             key = self.draw_key(rng)
             if self.near and len(keys) >= self.asked_keys and (len(keys) - self.asked_keys) % 2 == 0:
-                mine, its = keys[0].split("-"), key.split("-")
-                half = len(mine) // 2 or 1
-                key = "-".join(mine[:half] + its[half:] if rng.random() < 0.5 else its[:half] + mine[half:])
+                own_parts, other_parts = keys[0].split("-"), key.split("-")
+                half = len(own_parts) // 2 or 1
+                key = "-".join(
+                    own_parts[:half] + other_parts[half:]
+                    if rng.random() < 0.5
+                    else other_parts[:half] + own_parts[half:]
+                )
             if key not in keys:
                 keys.append(key)
         return keys
 
     def other_needles(self, phrasing: Phrasing, keys: list[str], rng: random.Random) -> Iterator[Sentence]:
-        """Lines that are needles of other keys."""
+        """Yield lines that are needles of other keys."""
         for _ in repeat(None):
             key = self.draw_key(rng)
             if key not in keys:
@@ -280,7 +289,7 @@ class Needle(Task):
 @register_task("needle_multikey")
 @dataclass(frozen=True)
 class NeedleMultikey(Needle):
-    """One of several facts is asked for; see `Needle`."""
+    """Needle task with three distractors; see `Needle`."""
 
     distractors: int = 3
 
@@ -288,7 +297,7 @@ class NeedleMultikey(Needle):
 @register_task("needle_multivalue")
 @dataclass(frozen=True)
 class NeedleMultivalue(Needle):
-    """All four values of one key are asked for; see `Needle`."""
+    """Needle task for all four values of one key; see `Needle`."""
 
     values_a_key: ClassVar[int] = 4
 
@@ -296,6 +305,6 @@ class NeedleMultivalue(Needle):
 @register_task("needle_multiquery")
 @dataclass(frozen=True)
 class NeedleMultiquery(Needle):
-    """The values of four keys are asked for at once; see `Needle`."""
+    """Needle task for the values of four keys at once; see `Needle`."""
 
     asked_keys: ClassVar[int] = 4

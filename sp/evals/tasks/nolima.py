@@ -1,8 +1,8 @@
-"""Question and evidence joined by what the reader knows, not by words: after NoLiMa (arXiv 2502.05167), own texts.
+"""Task `nolima`: question and evidence connected by knowledge, not by words: the idea of NoLiMa, own texts.
 
-Someone lives beside a landmark; the question is who has been to the city in which it stands. The landmark's city is
-told nowhere: it is known from the closed world of `sp.evals.text.world`. NoLiMa's needles and code are under a
-non-commercial licence of Adobe Research; only the idea is taken.
+Someone lives next to a landmark; the question is who has been to the landmark's city. The text does not say in which
+city a landmark is: that is known from the closed world of `sp.evals.text.world`. NoLiMa's needles and code (arXiv
+2502.05167) are under a non-commercial licence of Adobe Research; nothing of them is used.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from sp.evals.base import register_task
-from sp.evals.story import Question, Story, StoryTask
+from sp.evals.story import Story, StoryQuestion, StoryTask
 from sp.evals.text.tables import BLIND, NAMES, SURNAMES, table
 from sp.evals.text.world import RELATIONS, capital, people, tell
 
 TABLES = table(__file__)
 
-ASIDES = 4  # questions of each easier sort that a story has at most
+ASIDES = 4  # most questions of each easier kind in a story
 
 
 @dataclass(frozen=True)
 class NolimaPhrases:
-    """Frames by the name of a relation, with the slots {who}, {thing} (named in full) and {kind}; and names.
-    `by_thing`, `by_who`, `kind_by_who`, `known`: easier questions: slot {thing}, answer who; slots {who} and {sort},
-    answer the thing; {who} and {genus}, answer the kind; {thing} and {genus}, answer the kind, which no text tells."""
+    """Frames by the name of a relation, and names of persons.
 
-    facts: dict[str, tuple[str, ...]]  # slots {who} and {thing}
-    asked: dict[str, tuple[str, ...]]  # the question to judge by: slot {kind}, answer who
+    Easier questions are `by_thing` (slot {thing}, the answer is the person), `by_who` ({who} and {sort}, the thing),
+    `kind_by_who` ({who} and {genus}, the kind) and `known` ({thing} and {genus}, the kind, which no text says).
+    """
+
+    facts: dict[str, tuple[str, ...]]  # slots {who} and {thing}, the thing named in full
+    asked: dict[str, tuple[str, ...]]  # the question of examples: slot {kind}, the answer is the person
     by_thing: tuple[str, ...]
     by_who: tuple[str, ...]
     kind_by_who: tuple[str, ...]
     known: tuple[str, ...]
-    before: tuple[str, ...]  # before, after: what a fact may begin and end with
+    before: tuple[str, ...]  # before, after: beginnings and ends of a fact
     after: tuple[str, ...]
     first: Sequence[str]  # first, last: names
     last: Sequence[str]
@@ -47,9 +49,9 @@ HELD_OUT = NolimaPhrases(**TABLES["held_out"], first=tuple(NAMES), last=tuple(SU
 @register_task("nolima", suite="unmatched")
 @dataclass(frozen=True)
 class Nolima(StoryTask):
-    """Who has to do with a thing of that kind: the one of many persons whose thing is of the kind that is asked for.
+    """The one of many persons with a thing of the kind in the question.
 
-    Two of the four relations of the world in each story, so that half of the facts are of the very sort asked for.
+    Each story has two of the four relations of the world, so that half of the facts are of the sort of the question.
 
     Parameters
     ----------
@@ -62,7 +64,7 @@ class Nolima(StoryTask):
     spacing: ClassVar[int] = 128
 
     def story(self, rng: random.Random, phrases: NolimaPhrases, facts: int) -> Story:
-        """See `StoryTask.story`; only one person fits each kind that is asked for.
+        """Draw facts about persons and things, and ask for persons by kinds that only one person's thing has.
 
         >>> story = Nolima().story(random.Random(1), HELD_OUT, 6)
         >>> story.questions[0].text, story.questions[0].answers
@@ -73,7 +75,7 @@ class Nolima(StoryTask):
         persons = people(rng, phrases.first, phrases.last, facts)
         sorts = [pair[rng.random() < 0.5] for _ in persons]
         things: dict[tuple[str, str], None] = {}
-        told: list[str] = []
+        passages: list[str] = []
         drawn = []
         for who, relation in zip(persons, sorts, strict=True):
             thing = choose(relation.things)
@@ -81,26 +83,34 @@ class Nolima(StoryTask):
                 thing = choose(relation.things)
             things[relation.name, thing] = None
             named = relation.named(thing)
-            told.append(
+            passages.append(
                 tell(rng, choose(phrases.facts[relation.name]), phrases.before, phrases.after, who=who, thing=named)
             )
-            drawn.append((relation, thing, named, who, told[-1]))
+            drawn.append((relation, thing, named, who, passages[-1]))
         times = Counter((relation.name, relation.of[thing]) for relation, thing, *_ in drawn)
         rng.shuffle(drawn)
-        hard = [one for one in drawn if times[one[0].name, one[0].of[one[1]]] == 1]
+        hard = [fact for fact in drawn if times[fact[0].name, fact[0].of[fact[1]]] == 1]
         if not hard:
             return self.story(rng, phrases, facts)
         questions = [
-            Question(choose(phrases.asked[r.name]).format(kind=r.of[thing]), (who,), (said,), kind=r.name)
-            for r, thing, _, who, said in hard[: 2 * ASIDES]
+            StoryQuestion(choose(phrases.asked[r.name]).format(kind=r.of[thing]), (who,), (sentence,), kind=r.name)
+            for r, thing, _, who, sentence in hard[: 2 * ASIDES]
         ]
-        for r, thing, named, who, said in drawn[:ASIDES]:
+        for r, thing, named, who, sentence in drawn[:ASIDES]:
             kind = (r.of[thing],)
             easier = (
-                Question(capital(choose(phrases.by_thing).format(thing=named)), (who,), (said,), kind="by_thing"),
-                Question(choose(phrases.by_who).format(who=who, sort=r.name), (thing,), (said,), kind="by_who"),
-                Question(choose(phrases.kind_by_who).format(who=who, genus=r.genus), kind, (said,), kind="kind_by_who"),
-                Question(capital(choose(phrases.known).format(thing=named, genus=r.genus)), kind, (), kind="known"),
+                StoryQuestion(
+                    capital(choose(phrases.by_thing).format(thing=named)), (who,), (sentence,), kind="by_thing"
+                ),
+                StoryQuestion(
+                    choose(phrases.by_who).format(who=who, sort=r.name), (thing,), (sentence,), kind="by_who"
+                ),
+                StoryQuestion(
+                    choose(phrases.kind_by_who).format(who=who, genus=r.genus), kind, (sentence,), kind="kind_by_who"
+                ),
+                StoryQuestion(
+                    capital(choose(phrases.known).format(thing=named, genus=r.genus)), kind, (), kind="known"
+                ),
             )
             questions += easier
-        return Story(tuple(told), tuple(questions))
+        return Story(tuple(passages), tuple(questions))

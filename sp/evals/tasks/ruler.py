@@ -1,9 +1,9 @@
 """RULER (arXiv 2404.06654): needles, variable tracking, counting, and questions in place of SQuAD and HotpotQA.
 
-Templates as in github.com/NVIDIA/RULER (Apache-2.0); words and documents are our own. Later links of a variable share
-no name with the question, so a scorer that only matches the question finds the first one. Where words are counted every
-part of the text counts a little, so any selection is a sample of it: even spreading should beat attention there.
-Questions are worded unlike the sentences that answer them; `qa_2-synth` needs two documents and names the first alone.
+Templates are those of github.com/NVIDIA/RULER (Apache-2.0); words and documents are our own. Later links of a variable
+share no name with the question, so a scorer that only matches the question finds the first one. In the counting tasks
+every part of the text has the same weight, so a uniform selection should beat attention there. Questions are worded
+differently from the sentences that answer them; `qa_2-synth` needs two documents and names only the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Niah(Task):
     Parameters
     ----------
     depth : float, optional
-        Where the needle that is asked for stands, 0 to 1; anywhere if left out. Of several, the first one.
+        Position of the needle, 0 to 1; random by default. Of several needles, that of the first.
     """
 
     depth: float | None = None
@@ -44,19 +44,19 @@ class Niah(Task):
         self.needle()
 
     def needle(self) -> Needle:
-        """The needle task that this is."""
+        """Return the needle task with RULER's phrasing and the options of `recipe`."""
         return self.kind(
             depth=self.depth, seed=self.seed, phrasing="ruler", answer_prefix=True, near=False, **self.recipe
         )
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 128 tokens, this at least so many."""
-        made = self.needle().example(index, tokens, count)
+        """Make an example; as in RULER, the answer has room for at least 128 tokens."""
+        example = self.needle().example(index, tokens, count)
         return replace(
-            made,
+            example,
             id=self.example_id(index, tokens),
             task=self.name,
-            max_new_tokens=answer_room(128, made.answers, count),
+            max_new_tokens=answer_room(128, example.answers, count),
         )
 
 
@@ -154,7 +154,7 @@ class VariableTracking(Task):
             raise ConfigError(f"hops must be at least 1 and shots 0 or 1, not {self.hops} and {self.shots}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 30 tokens, this at least so many."""
+        """Make an example; as in RULER, the answer has room for at least 30 tokens."""
         rng = self.rng(index, tokens)
         names, value, statements = chain(self.hops, 5, rng)
         question = QUESTION.format(value=value)
@@ -162,14 +162,14 @@ class VariableTracking(Task):
         header = "".join(shot(self.hops, rng) for _ in range(self.shots)) + HEADER
         room = tokens - MARKUP - count(question) - count(prefix)
         depths = sorted(rng.random() for _ in statements)
-        found = haystack(filler("noise", rng), statements, depths, room, count, rng, header=header)
-        facts, room = {"depth": found.depths[0], "depths": found.depths}, answer_room(30, names, count)
-        texts, needles = (found.text, question, prefix), tuple(statements)
+        document = haystack(filler("noise", rng), statements, depths, room, count, rng, header=header)
+        facts, room = {"depth": document.depths[0], "depths": document.depths}, answer_room(30, names, count)
+        texts, needles = (document.text, question, prefix), tuple(statements)
         return self._made(index, tokens, texts, names, needles=needles, facts=facts, max_new_tokens=room)
 
 
 def chain(hops: int, letters: int, rng: random.Random) -> tuple[list[str], str, list[str]]:
-    """Names, the value, and the statements in order."""
+    """Draw names and a value; return the names, the value, and the statements in order."""
     names: dict[str, None] = {}
     while len(names) <= hops:
         names.setdefault("".join(rng.choices(ascii_uppercase, k=letters)))
@@ -179,13 +179,13 @@ def chain(hops: int, letters: int, rng: random.Random) -> tuple[list[str], str, 
 
 
 def shot(hops: int, rng: random.Random) -> str:
-    """A worked example in a few lines, with names of three letters."""
+    """Make a worked example of a few lines, with names of three letters."""
     names, value, statements = chain(hops, 3, rng)
     lines = [sentence.text for sentence in islice(filler("noise", rng), SHOT_LINES)]
-    for at, statement in zip(
+    for line, statement in zip(
         sorted(rng.sample(range(SHOT_LINES), hops + 1), reverse=True), statements[::-1], strict=True
     ):
-        lines.insert(at, statement)
+        lines.insert(line, statement)
     answer = PREFIX.format(amount=len(names), value=value) + " " + " ".join(names)
     return HEADER + "\n".join(lines) + "\n" + QUESTION.format(value=value) + answer + "\n\n"
 
@@ -229,16 +229,16 @@ class CommonWords(Task):
             raise ConfigError(f"shots must be 0 or 1, not {self.shots}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 120 tokens, this at least so many."""
+        """Make an example; as in RULER, the answer has room for at least 120 tokens."""
         rng = self.rng(index, tokens)
         often, seldom = (30, 3) if tokens >= 4096 else (6, 1)
         room = tokens - MARKUP - count(CWE_QUESTION) - count(CWE_PREFIX)
         words = list(distinct_words(room // 3 + 6 * COMMON, rng))
         shot = ""
         if self.shots:
-            shown, words = words[: 4 * COMMON], words[4 * COMMON :]
-            listed = numbered_list(shown[:COMMON], shown[COMMON:], 10, 3, 0)
-            shot = f"{CWE_HEADER}{listed}\n{CWE_QUESTION}{CWE_PREFIX} {numbered(shown[:COMMON])}\n\n"
+            shot_words, words = words[: 4 * COMMON], words[4 * COMMON :]
+            shot_list = numbered_list(shot_words[:COMMON], shot_words[COMMON:], 10, 3, 0)
+            shot = f"{CWE_HEADER}{shot_list}\n{CWE_QUESTION}{CWE_PREFIX} {numbered(shot_words[:COMMON])}\n\n"
         common, rare, order = words[:COMMON], words[COMMON:], rng.getrandbits(64)
 
         def build(size: int) -> str:
@@ -252,12 +252,12 @@ class CommonWords(Task):
 @register_task("fwe", suite="ruler")
 @dataclass(frozen=True)
 class FrequentWords(Task):
-    """Coded words whose frequency falls with their rank to the power of `-alpha`; dots stand for the first of them.
+    """Coded words whose frequency is proportional to their rank to the power of `-alpha`; the first is shown as dots.
 
     Parameters
     ----------
     alpha : float
-        Above 1; the larger, the easier.
+        Exponent, above 1; larger is easier.
     """
 
     alpha: float = 2.0
@@ -269,14 +269,14 @@ class FrequentWords(Task):
             raise ConfigError(f"alpha must be above 1 and at most 8, not {self.alpha:g}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 50 tokens, this at least so many."""
+        """Make an example; as in RULER, the answer has room for at least 50 tokens."""
         rng = self.rng(index, tokens)
         coded: dict[str, None] = {}
         while len(coded) < max(tokens // 50, 8):
             coded.setdefault("".join(rng.choices(ascii_lowercase, k=6)))
-        words = ["...", *coded]
+        words = ["...", *coded]  # the dots have rank 1, as in RULER
         weights = [rank**-self.alpha for rank in range(1, len(words) + 1)]
-        zeta = sum(rank**-self.alpha for rank in range(1, 10_000))
+        zeta = sum(rank**-self.alpha for rank in range(1, 10_000))  # normalises the weights
         room = tokens - MARKUP - count(FWE_QUESTION) - count(FWE_PREFIX)
         order = rng.getrandbits(64)
 
@@ -291,22 +291,22 @@ class FrequentWords(Task):
 
 
 def distinct_words(amount: int, rng: random.Random) -> dict[str, None]:
-    """So many different words, listed ones first."""
-    found = dict.fromkeys(rng.sample([*ADJECTIVES, *NOUNS], min(amount, len(ADJECTIVES) + len(NOUNS))))
-    while len(found) < amount:
-        found.setdefault(pseudo_word(rng))
-    return found
+    """Draw different words, those of the lists first."""
+    words = dict.fromkeys(rng.sample([*ADJECTIVES, *NOUNS], min(amount, len(ADJECTIVES) + len(NOUNS))))
+    while len(words) < amount:
+        words.setdefault(pseudo_word(rng))
+    return words
 
 
 def numbered_list(common: list[str], rare: list[str], often: int, seldom: int, order: int) -> str:
-    """Both kinds of words as often as said, shuffled and numbered."""
-    listed = common * often + rare * seldom
-    random.Random(order).shuffle(listed)
-    return numbered(listed)
+    """Return common words `often` times and rare ones `seldom` times, shuffled and numbered."""
+    words = common * often + rare * seldom
+    random.Random(order).shuffle(words)
+    return numbered(words)
 
 
 def numbered(words: list[str]) -> str:
-    """Words with their numbers."""
+    """Return words with their numbers."""
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
@@ -320,7 +320,7 @@ QA_PREFIX = " Answer:"
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Sentences about one subject and, by attribute, which of them says what."""
+    """Sentences about one subject; `facts` has, by question, the answer and the sentences with it."""
 
     subject: str
     sentences: tuple[str, ...]
@@ -328,13 +328,13 @@ class Paragraph:
 
     @property
     def text(self) -> str:
-        """The paragraph."""
+        """Text of the paragraph."""
         return " ".join(self.sentences)
 
 
 @dataclass(frozen=True)
 class Questions(Task):
-    """A question over documents of which one or two hold the answer."""
+    """A question about documents, one or two of which have the answer."""
 
     seed: int = 0
 
@@ -344,22 +344,22 @@ class Questions(Task):
         check_fields(self, f"task {self.name}")
 
     def example(self, index: int, tokens: int, count: Count) -> Example:
-        """See `Task.example`; RULER generates 32 tokens, this at least so many."""
+        """Make an example; as in RULER, the answer has room for at least 32 tokens."""
         rng = self.rng(index, tokens)
         stream = paragraphs(rng)
-        gold, asked, answer, needles = (one_hop if self.hops == 1 else two_hops)(stream, rng)
-        question = f"{INSTRUCTION}\n\nQuestion: {asked}"
+        gold, question_text, answer, needles = (one_hop if self.hops == 1 else two_hops)(stream, rng)
+        question = f"{INSTRUCTION}\n\nQuestion: {question_text}"
         room = tokens - MARKUP - sum(map(count, (question, QA_PREFIX, QA_HEADER)))
-        left = room - sum(count(f"Document 1000:\n{one.text}\n\n") for one in gold)
-        if left < 0:
-            raise ConfigError(f"the documents with the answer take more than the {room} tokens there are; ask for more")
-        listed = list(gold)
-        while (left := left - count(f"Document 1000:\n{(other := next(stream)).text}\n\n")) >= 0:
-            listed.append(other)
-        rng.shuffle(listed)
-        text = "\n\n".join(f"Document {number}:\n{one.text}" for number, one in enumerate(listed, 1))
-        place = [listed.index(one) / len(listed) for one in gold]
-        facts = {"depth": round(place[0], 4), "depths": [round(one, 4) for one in place]}
+        remaining = room - sum(count(f"Document 1000:\n{paragraph.text}\n\n") for paragraph in gold)
+        if remaining < 0:
+            raise ConfigError(f"the documents with the answer need more than {room} tokens; use longer prompts")
+        documents = list(gold)
+        while (remaining := remaining - count(f"Document 1000:\n{(other := next(stream)).text}\n\n")) >= 0:
+            documents.append(other)
+        rng.shuffle(documents)
+        text = "\n\n".join(f"Document {number}:\n{paragraph.text}" for number, paragraph in enumerate(documents, 1))
+        place = [documents.index(paragraph) / len(documents) for paragraph in gold]
+        facts = {"depth": round(place[0], 4), "depths": [round(paragraph, 4) for paragraph in place]}
         texts, most = (QA_HEADER + text, question, QA_PREFIX), answer_room(32, [answer], count)
         more = {"needles": needles, "match": "any", "facts": facts, "max_new_tokens": most}
         return self._made(index, tokens, texts, [answer], **more)
@@ -380,7 +380,7 @@ class TwoHops(Questions):
 
 
 def paragraphs(rng: random.Random) -> Iterator[Paragraph]:
-    """People and workshops in turn, without end; every workshop's founder is the person before it."""
+    """Yield people and workshops in turn, without end; every workshop's founder is the person before it."""
     while True:
         person = f"{rng.choice(NAMES)} {pseudo_word(rng).capitalize()}"
         yield about_person(person, rng)
@@ -388,7 +388,7 @@ def paragraphs(rng: random.Random) -> Iterator[Paragraph]:
 
 
 def about_person(name: str, rng: random.Random) -> Paragraph:
-    """A life in five sentences."""
+    """Write a paragraph about a person's life."""
     first, town, craft = name.split()[0], rng.choice(TOWNS), rng.choice(TOPICS)
     year, animal = str(rng.randrange(1700, 1990)), rng.choice(NOUNS)
     born = f"{name} came into the world in {town}."
@@ -404,22 +404,22 @@ def about_person(name: str, rng: random.Random) -> Paragraph:
 
 
 def about_workshop(name: str, founder: str, rng: random.Random) -> Paragraph:
-    """A workshop in four sentences."""
+    """Write a paragraph about a workshop."""
     subject, year, town, thing = f"{name} Works", str(rng.randrange(1700, 1990)), rng.choice(TOWNS), rng.choice(NOUNS)
-    begun = f"{subject} was set up by {founder}."
+    founding = f"{subject} was set up by {founder}."
     stands = f"{subject} lies on the road to {town} and opened its gates in {year}."
     makes = f"{subject} is known for a {rng.choice(ADJECTIVES)} {thing}."
     staff = f"At its height {rng.randrange(12, 900)} people were employed there."
     facts = {
-        "Who founded {}?": (founder, begun),
+        "Who founded {}?": (founder, founding),
         "Since which year has {} been open?": (year, stands),
         "What product made {} famous?": (thing, makes),
     }
-    return Paragraph(subject, (begun, stands, makes, staff), facts)
+    return Paragraph(subject, (founding, stands, makes, staff), facts)
 
 
 def one_hop(stream: Iterator[Paragraph], rng: random.Random) -> tuple[list[Paragraph], str, str, tuple[str, ...]]:
-    """The paragraph, the question, the answer, and the text that gives it."""
+    """Draw a paragraph; return it, a question, the answer, and the text with it."""
     person, workshop = next(stream), next(stream)
     chosen = rng.choice((person, workshop))
     question = rng.choice(list(chosen.facts))
@@ -428,10 +428,10 @@ def one_hop(stream: Iterator[Paragraph], rng: random.Random) -> tuple[list[Parag
 
 
 def two_hops(stream: Iterator[Paragraph], rng: random.Random) -> tuple[list[Paragraph], str, str, tuple[str, ...]]:
-    """The same for a question about the founder of a workshop."""
+    """Draw a workshop and its founder; return both, a question about the founder, the answer, and its evidence."""
     person, workshop = next(stream), next(stream)
     question = rng.choice(list(person.facts))
     answer, evidence = person.facts[question]
-    [founded] = [said for _, (who, said) in workshop.facts.items() if who == person.subject]
-    asked = question.format(f"the founder of {workshop.subject}")
-    return [workshop, person], asked, answer, (founded, evidence)
+    [founded] = [sentence for _, (who, sentence) in workshop.facts.items() if who == person.subject]
+    question_text = question.format(f"the founder of {workshop.subject}")
+    return [workshop, person], question_text, answer, (founded, evidence)

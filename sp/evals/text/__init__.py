@@ -1,1 +1,1 @@
-"""Generated text that tasks are set in."""
+"""Generated text for tasks."""

@@ -1,8 +1,7 @@
 """Filler sentences, and documents of an exact length made of them, with needles at exact depths.
 
-Text grows sentence by sentence and only sentences are counted, each with the white space it stands in, so that a
-document of 128K tokens costs one pass. Tokenizers split between words, so the counts add up; one count of the whole
-confirms it.
+Text grows sentence by sentence and only sentences are counted, each with the white space before it, so that a document
+of 128K tokens costs one pass. Tokenizers split between words, so the counts add up; one count of the whole confirms it.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ SENTENCES: tuple[str, ...] = TABLES["sentences"]
 
 
 class Sentence(NamedTuple):
-    """A sentence, and whether its line ends behind it."""
+    """A sentence of filler."""
 
     text: str
-    ends_line: bool
+    ends_line: bool  # True if a line feed follows
 
 
 def filler(kind: Filler, rng: random.Random) -> Iterator[Sentence]:
-    """Sentences of a kind of filler, without end; the generator alone decides which."""
+    """Yield sentences of a kind of filler, without end, drawn by the generator."""
     if kind == "noise":
         while True:
             yield Sentence(NOISE, True)
@@ -59,12 +58,12 @@ def filler(kind: Filler, rng: random.Random) -> Iterator[Sentence]:
                 for number, sentence in enumerate(paragraph):
                     yield Sentence(sentence, number + 1 == len(paragraph))
     while True:
-        for left in reversed(range(rng.randrange(2, 9))):
-            yield Sentence(grammar_sentence(rng), left == 0)
+        for remaining in reversed(range(rng.randrange(2, 9))):
+            yield Sentence(grammar_sentence(rng), remaining == 0)
 
 
 def grammar_sentence(rng: random.Random) -> str:
-    """One sentence of a small grammar; there are more than 10^9."""
+    """Draw a sentence from a small grammar with more than 10^9 sentences."""
     choose = rng.choice
     numbers = {"year": rng.randrange(1500, 2020), "small": rng.randrange(2, 90), "large": rng.randrange(100, 10**6)}
     adj, adj2 = rng.sample(ADJECTIVES, 2)
@@ -79,23 +78,23 @@ def grammar_sentence(rng: random.Random) -> str:
 
 @cache
 def sample_paragraphs() -> tuple[tuple[str, ...], ...]:
-    """Sentences of the embedded sample by paragraph, less its needle."""
+    """Return the sentences of the embedded sample by paragraph, without its needle."""
     assets = files("sp") / "assets"
     needle = json.loads((assets / "sample.json").read_text("utf-8"))["needle"]
     paragraphs = []
     for paragraph in (assets / "sample.txt").read_text("utf-8").replace(needle, "").split("\n"):
         sentences = re.split(r"(?<=[.!?]) +", " ".join(paragraph.split()))
-        paragraphs.append(tuple(one for one in sentences if one))
+        paragraphs.append(tuple(sentence for sentence in sentences if sentence))
     return tuple(paragraph for paragraph in paragraphs if paragraph)
 
 
-JITTER = 64  # tokens over which a needle is moved at random, so that it lies anywhere in a block of 32 or 64
-ATTEMPTS = 48  # sentences tried for the last few tokens
+JITTER = 64  # tokens over which a needle is moved at random, so that its place in a block of 32 or 64 varies
+ATTEMPTS = 48  # sentences tried to fill the last few tokens
 
 
 @dataclass(frozen=True)
-class Document:
-    """A text with its needles. `starts`: Token at which each needle begins."""
+class HaystackText:
+    """A text with needles; `starts` is the token at which each needle begins."""
 
     text: str
     tokens: int
@@ -103,13 +102,13 @@ class Document:
 
     @property
     def depths(self) -> tuple[float, ...]:
-        """Where the needles stand, from 0 (begins the text) to 1 (ends it)."""
+        """Positions of the needles, from 0 (start of the text) to 1 (end)."""
         return tuple(round(start / max(1, self.tokens), 4) for start in self.starts)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Text as it stands in the document, white space included, and its tokens."""
+class TextPiece:
+    """A part of a document, white space included, and its number of tokens."""
 
     text: str
     tokens: int
@@ -124,55 +123,57 @@ def haystack(
     rng: random.Random,
     *,
     header: str = "",
-) -> Document:
-    """Fill `room` tokens with sentences, as many as are asked for, and put the needles between them, within half of
-    `JITTER` and a sentence of their `depths`. The `header` ends with a line feed where it is to stand alone.
-    ConfigError if needles and header alone exceed the room."""
-    given = sum(count(f" {needle}") for needle in needles) + len(needles) + (count(header) if header else 0)
-    if given > room:
-        raise ConfigError(f"the needles alone take {given} tokens, but the document has room for {room}; ask for more")
-    pieces, seed = fill(sentences, room - given, count), rng.getrandbits(64)
+) -> HaystackText:
+    """Make a text of `room` tokens from sentences, with the needles between them.
+
+    The position of a needle differs from its depth by at most half of `JITTER` and a sentence. The `header` ends with a
+    line feed if it is to be on a line of its own. ConfigError: needles and header alone exceed the room.
+    """
+    fixed = sum(count(f" {needle}") for needle in needles) + len(needles) + (count(header) if header else 0)
+    if fixed > room:
+        raise ConfigError(f"the needles take {fixed} tokens, but the document has room for {room}; use longer prompts")
+    pieces, seed = fill(sentences, room - fixed, count), rng.getrandbits(64)
     while True:
         document = place(pieces, needles, depths, count, random.Random(seed), header)
-        excess = count(document.text) - room
+        excess = count(document.text) - room  # counts of parts may add up to a little less than the whole
         if excess <= 0 or not pieces:
             return document
         while pieces and excess > 0:
             excess -= pieces.pop().tokens
 
 
-def fill(sentences: Iterable[Sentence], room: int, count: Count) -> list[Piece]:
-    """Pieces of at most `room` tokens, in order; near the end, sentences that do not fit are passed over."""
-    known: dict[str, int] = {}
-    pieces: list[Piece] = []
-    left, missed, line_start = room, 0, True
+def fill(sentences: Iterable[Sentence], room: int, count: Count) -> list[TextPiece]:
+    """Return pieces of at most `room` tokens, in order; near the end, sentences that do not fit are skipped."""
+    known: dict[str, int] = {}  # tokens by text, because sentences repeat
+    pieces: list[TextPiece] = []
+    remaining, missed, line_start = room, 0, True
     for sentence in sentences:
         text = f"{'' if line_start else ' '}{sentence.text}{chr(10) if sentence.ends_line else ''}"
         if text not in known:
             known[text] = count(text)
-        if known[text] <= left:
-            pieces.append(Piece(text, known[text]))
-            left -= known[text]
+        if known[text] <= remaining:
+            pieces.append(TextPiece(text, known[text]))
+            remaining -= known[text]
             line_start = sentence.ends_line
         else:
             missed += 1
-        if missed >= ATTEMPTS or left < 4:
+        if missed >= ATTEMPTS or remaining < 4:
             break
     return pieces
 
 
 def place(
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextPiece],
     needles: Sequence[str],
     depths: Sequence[float],
     count: Count,
     rng: random.Random,
     header: str = "",
-) -> Document:
-    """The pieces with every needle between two of them, in the order of their depths."""
+) -> HaystackText:
+    """Join the pieces with every needle between two of them, in the order of their depths."""
     ends = np.cumsum([0, *(piece.tokens for piece in pieces)])  # (pieces + 1,): tokens before each gap
-    wanted = [depth * ends[-1] + rng.uniform(-JITTER / 2, JITTER / 2) for depth in depths]
-    gaps = sorted(int(np.abs(ends - one).argmin()) for one in wanted)
+    targets = [depth * ends[-1] + rng.uniform(-JITTER / 2, JITTER / 2) for depth in depths]
+    gaps = sorted(int(np.abs(ends - target).argmin()) for target in targets)
     starts = [0] * len(needles)
     parts, total, done = [header], count(header) if header else 0, 0
     for gap, number in zip(gaps, np.argsort(depths, kind="stable").tolist(), strict=True):
@@ -180,18 +181,20 @@ def place(
         total += int(ends[gap] - ends[done])
         done = gap
         before = next((part for part in reversed(parts) if part), "\n")
-        # On a line of its own where a line ended, else in the running text.
+        # The needle is on a line of its own after a line feed, else in the running text.
         text = f"{needles[number]}\n" if before.endswith("\n") else f" {needles[number]}"
         starts[number] = total
         parts.append(text)
         total += count(text)
     parts += [piece.text for piece in pieces[done:]]
-    return Document("".join(parts).strip(), total + int(ends[-1] - ends[done]), tuple(starts))
+    return HaystackText("".join(parts).strip(), total + int(ends[-1] - ends[done]), tuple(starts))
 
 
 def largest_fit(build: Callable[[int], str], room: int, count: Count, guess: int, *, least: int = 1) -> str:
-    """The longest `build(size)` of at most `room` tokens, to within about 1 %, for text that does not grow by pieces.
-    ConfigError if even `build(least)` is longer."""
+    """Return the longest `build(size)` of at most `room` tokens, to within about 1 %, by bisection.
+
+    It is for text that does not grow by pieces. ConfigError: even `build(least)` is longer.
+    """
     size, low, high = max(least, guess), least - 1, 1 << 40
     best = ""
     for _ in range(24):
@@ -205,5 +208,5 @@ def largest_fit(build: Callable[[int], str], room: int, count: Count, guess: int
             break
         size = min(max(int(size * room / max(used, 1)), low + 1), high - 1)
     if not best:
-        raise ConfigError(f"the text takes more than the {room} tokens there are; ask for a longer prompt")
+        raise ConfigError(f"the text needs more than the available {room} tokens; use longer prompts")
     return best

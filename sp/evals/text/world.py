@@ -1,9 +1,8 @@
-"""A closed world: some 2,400 things, each of one kind, written down by a small generator, the same on every machine.
+"""A closed world: about 2,400 things, each of one kind, from a small generator, the same on every machine.
 
-An instrument learns it by heart (the tower stands in that city, the tool serves that craft), so that a question can
-name the kind and a text the thing, and no word leads from one to the other. Only the world is shared between training
-and examples; persons, phrases and texts are not. Below, how stories are told: names of persons, and frames that become
-sentences.
+An evaluation pair memorises it (the city of a tower, the craft of a tool), so that a question can name the kind and a
+text the thing, without words in common. Only the world is shared between training and examples; persons, phrases and
+texts are not. The module also has the names of persons, and makes sentences from frames.
 """
 
 # ruff: noqa: SIM905
@@ -15,10 +14,10 @@ from dataclasses import dataclass, field
 
 SEED = 20_261
 THINGS = 600
-KINDS = 50  # things of a relation, and kinds
+KINDS = 50  # number of things of a relation, and of kinds
 
 ONSETS = "b br c d dr f fr g gr j n p pl pr qu r v w z".split()
-CODAS = "b bb ck d ff g gg m nd nk nx pp sh sk v x zz".split()  # how the syllables of a thing begin and end
+CODAS = "b bb ck d ff g gg m nd nk nx pp sh sk v x zz".split()  # beginnings and ends of the syllables of a thing
 
 CRAFTS = """bleaching bottling brewing carving caulking churning climbing combing cooking digging drawing
 drilling dyeing engraving farming felling fishing fletching forging gardening gilding glazing grinding
@@ -35,8 +34,21 @@ HOUSES = ("Brothers", "Works", "Partners", "Company", "Sons")
 
 @dataclass(frozen=True)
 class Relation:
-    """Things of one sort, each of one kind. `name`: the sort: what a thing of it is; `genus`: what its kinds are;
-    `article`: what stands before a thing that is named, with a space; may be empty; `of`: kind of every thing."""
+    """Things of one sort, each of one kind.
+
+    Attributes
+    ----------
+    name : str
+        The sort, such as landmark.
+    genus : str
+        The sort of its kinds, such as city.
+    article : str
+        Text before the name of a thing in a sentence, with a space; may be empty.
+    kinds : tuple of str
+        All kinds.
+    of : dict of str to str
+        Kind of every thing.
+    """
 
     name: str
     genus: str
@@ -49,32 +61,32 @@ class Relation:
         object.__setattr__(self, "things", tuple(self.of))
 
     def kind_of(self, thing: str) -> str:
-        """The kind of a thing; KeyError for what is none."""
+        """Return the kind of a thing; KeyError if there is no such thing."""
         return self.of[thing]
 
     def named(self, thing: str) -> str:
-        """The thing as a sentence names it."""
+        """Return the thing with its article, for a sentence."""
         return self.article + thing
 
 
 def runs(text: str, n: int = 3) -> set[str]:
-    """Every run of `n` letters in the words of a text."""
-    return {one[at : at + n] for one in text.lower().split() for at in range(len(one) - n + 1)}
+    """Return every run of `n` letters in the words of a text."""
+    return {word[start : start + n] for word in text.lower().split() for start in range(len(word) - n + 1)}
 
 
 def invented(draw: Callable[[], str], amount: int, apart: set[str], used: set[str]) -> list[str]:
-    """So many new words; none holds a run of letters of `apart`, or begins with five letters of a word before it."""
-    found: list[str] = []
-    while len(found) < amount:
-        one = draw()
-        if one[:5] not in used and runs(one).isdisjoint(apart):
-            used.add(one[:5])
-            found.append(one)
-    return found
+    """Draw new words without the runs of letters in `apart`, and with first five letters that are not in `used`."""
+    words: list[str] = []
+    while len(words) < amount:
+        word = draw()
+        if word[:5] not in used and runs(word).isdisjoint(apart):
+            used.add(word[:5])
+            words.append(word)
+    return words
 
 
 def build() -> tuple[Relation, ...]:
-    """The relations, from the seed alone."""
+    """Build the relations, from the seed alone."""
     rng, used = random.Random(SEED), set[str]()
     choose = rng.choice
 
@@ -82,15 +94,17 @@ def build() -> tuple[Relation, ...]:
         def draw() -> str:
             return choose("hklmsty") + choose("aeou") + choose("lnr") + choose("bdkpt") + choose(ends)
 
-        return [one.capitalize() for one in invented(draw, KINDS, set(), used)]
+        return [word.capitalize() for word in invented(draw, KINDS, set(), used)]
 
     def stem() -> str:
         return choose(ONSETS) + choose("aeio") + choose("lmnrv") + choose(ONSETS) + choose("aeio") + choose(CODAS)
 
     def relation(name: str, genus: str, article: str, kinds: Sequence[str], tails: Sequence[str] = ()) -> Relation:
         stems = invented(stem, THINGS, set().union(*map(runs, kinds)), used)
-        things = [f"{one.capitalize()} {choose(tails)}" if tails else one for one in stems]
-        return Relation(name, genus, article, tuple(kinds), {one: kinds[at % KINDS] for at, one in enumerate(things)})
+        things = [f"{word.capitalize()} {choose(tails)}" if tails else word for word in stems]
+        return Relation(
+            name, genus, article, tuple(kinds), {word: kinds[number % KINDS] for number, word in enumerate(things)}
+        )
 
     return (
         relation("landmark", "city", "the ", places(("a", "os", "ey", "ow", "une")), BUILDINGS),
@@ -107,22 +121,22 @@ RELATIONS = build()
 def people(
     rng: random.Random, first: Sequence[str], last: Sequence[str], amount: int, apart: Collection[str] = ()
 ) -> list[str]:
-    """So many different names, first and last, without a word of `apart`; the first alone where the last is empty."""
-    found: dict[str, None] = {}
-    while len(found) < amount:
+    """Draw different names, first and last, without the words in `apart`; an empty last name is omitted."""
+    names: dict[str, None] = {}
+    while len(names) < amount:
         name = f"{rng.choice(first)} {rng.choice(last)}".strip()
         if not apart or not any(word in apart for word in name.split()):
-            found.setdefault(name)
-    return list(found)
+            names.setdefault(name)
+    return list(names)
 
 
 def capital(text: str) -> str:
-    """The text with a capital letter."""
+    """Return the text with a capital letter."""
     return text[:1].upper() + text[1:]
 
 
 def tell(rng: random.Random, frame: str, before: Sequence[str], after: Sequence[str], **slots: object) -> str:
-    """A sentence: what it begins with, the frame with its slots filled, what it ends with, and a full stop.
+    """Make a sentence: a beginning, the frame with its slots filled, an end, and a full stop.
 
     >>> tell(random.Random(0), "{who} sings", ["by all accounts "], [" at noon"], who="Eve")
     'By all accounts Eve sings at noon.'

@@ -261,12 +261,13 @@ class Fold:
 
     def add(self, probs: Floats) -> None:
         """Add one layer's weights (heads, queries, tokens)."""
-        into = None if self.over_layers else self.running
+        into = None if self.over_layers else self.running  # with `over_layers` each layer is reduced by itself
         self._take(fold_weights(probs, self.reduction, into, by_head=self.by_head), len(probs))
 
     def add_layer(self, q: Floats, keys: PagedKV, *, causal: bool) -> None:
         """Add the weights of queries (n, heads, head_dim) over a layer's keys; see `importance`."""
         stream = import_cupy().cuda.get_current_stream() if is_device(q) else None
+        # On the device the time between two events counts, because kernels run after the host has submitted them.
         start, event = time.perf_counter(), stream and stream.record()
         into = None if self.over_layers else self.running
         folded = importance(q, keys, self.reduction, into, causal=causal, by_head=self.by_head)
@@ -282,7 +283,7 @@ class Fold:
             layer = folded.running / np.float32(heads) if self.reduction.heads == "mean" else folded.running
             if before is not None:
                 layer = array_module(layer).maximum(before, layer) if self.over_layers == "max" else before + layer
-            self.running, heads = layer, 0
+            self.running, heads = layer, 0  # the mean over heads is taken already
         self.layers.append(folded.by_layer)
         if folded.by_head is not None:
             self.heads.append(folded.by_head)

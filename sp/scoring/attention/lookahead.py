@@ -88,7 +88,7 @@ class LookaheadScorer(AttentionScorer):
         model, n = request.model, len(request.ids)
         captured: dict[int, list[Floats]] = {layer: [] for layer in self.scored_layers(model.config)}
         attend, position = self.attend(request), int(request.positions[-1])
-        room = model.config.context - 1 - position
+        room = model.config.context - 1 - position  # positions left in the context
         new_tokens = max(1 - self.last, min(self.queries - self.last, room))
 
         def scaled(layer: int, q: Floats, positions: Ints) -> Floats:

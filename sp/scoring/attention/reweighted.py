@@ -65,7 +65,7 @@ class EntropyWeightScorer(ReweightedScorer):
     def reweighted(self, weights: Floats, layer: int) -> Floats:
         """Multiply the weights of each head by a function of their entropy."""
         xp, tokens = array_module(weights), weights.shape[-1]
-        terms = xp.log(xp.maximum(weights, np.float32(1e-30)))
+        terms = xp.log(xp.maximum(weights, np.float32(1e-30)))  # w log w is 0 for w = 0
         terms *= weights
         entropy = -terms.sum(axis=-1, keepdims=True)
         beta, most = self.beta, max(np.log(tokens), 1e-6)
@@ -144,7 +144,7 @@ class HeadVoteScorer(ReweightedScorer):
         """Replace each weight by the vote for its chunk."""
         xp, tokens = array_module(weights), weights.shape[-1]
         means = chunk_means(weights, self.chunk_size)
-        rank = xp.argsort(xp.argsort(-means, axis=-1), axis=-1)
+        rank = xp.argsort(xp.argsort(-means, axis=-1), axis=-1)  # of each chunk in its head and query, 0 for the best
         if self.vote == "count":
             votes = (rank < max(1, int(self.top * means.shape[-1]))).astype(np.float32)
         else:

@@ -169,7 +169,7 @@ class ChoiceProblem:
         x = xp.concatenate([prompt.features for prompt in prompts]).astype(xp.float32)
         mean = x.mean(axis=0, dtype=xp.float64)
         variance = sum(((prompt.features - mean) ** 2).sum(axis=0) for prompt in prompts) / len(x)
-        scale = xp.where(variance > CONSTANT, 1 / xp.sqrt(xp.maximum(variance, CONSTANT)), 0)
+        scale = xp.where(variance > CONSTANT, 1 / xp.sqrt(xp.maximum(variance, CONSTANT)), 0)  # 0 drops the feature
         shares = xp.concatenate([xp.asarray(prompt.shares, xp.float64) for prompt in prompts])
         return cls(x, shares, UnitPool.of(bounds, x), xp.asarray(unit_of_token(bounds)), mean, scale, l2)
 
@@ -191,6 +191,7 @@ class ChoiceProblem:
         """Return the loss that `fit_choice` minimises, and the probability of every unit."""
         xp, z = array_module(self.x), self.logits(w)
         top = self.pool.largest(z[None])[0]
+        # The logarithm of the sum of exponentials in each prompt, shifted by its largest logit so that none overflows.
         norm = top + xp.log(self.pool.sums(xp.exp(z - top[self.owner])[None])[0])
         value = float(norm.sum() - self.shares @ z) / self.prompts + self.l2 / 2 * float(w @ w)
         return value, xp.exp(z - norm[self.owner])

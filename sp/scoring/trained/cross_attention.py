@@ -83,9 +83,9 @@ def loss_and_gradient(params: Params, seen: PromptStates) -> tuple[float, dict[s
     q, k, weights, gates = attended(params, seen.asking, seen.document)
     mass = seen.pool.sums((gates @ weights)[None])[0]
     loss = -float(seen.shares @ xp.log(mass + EPSILON))
-    by_token = (-seen.shares / (mass + EPSILON))[seen.unit].astype(weights.dtype)
-    by_query = weights @ by_token
-    by_logit = gates[:, None] * weights * (by_token - by_query[:, None])
+    by_token = (-seen.shares / (mass + EPSILON))[seen.unit].astype(weights.dtype)  # d loss / d (a P), (n,)
+    by_query = weights @ by_token  # d loss / d a, (m,)
+    by_logit = gates[:, None] * weights * (by_token - by_query[:, None])  # through the softmax over tokens, (m, n)
     scale = np.sqrt(params["query"].shape[1]).astype(weights.dtype)
     return loss, {
         "query": seen.asking.T @ (by_logit @ k) / scale,

@@ -352,9 +352,7 @@ class LateInteractionScorer(ReadingScorer):
             space.add(layer, q[-rows:], layer_cache)
             if layer == last and start:
                 space.turn_back()
-                keys = unrotated_keys(
-                    layer_cache, space.positions[:start], model, layer
-                )  # which lie where the model is
+                keys = unrotated_keys(layer_cache, space.positions[:start], model, layer)
                 fold.add_layer(space.unrotated(layer), keys, causal=False)
             if layer == head.depth - 1 and start:  # the host finds sentences while the device runs the layers
                 queued.append(space.scores(units_of(request, start), fold.running[0]))

@@ -20,7 +20,7 @@ from sp.cluster import Cluster
 from sp.errors import ConfigError, SpError, plain
 from sp.evals.base import RESERVED, Example
 from sp.evals.natural.questions import NaturalTask
-from sp.evals.natural.rows import Work
+from sp.evals.natural.rows import NaturalRun
 from sp.evals.run import COLUMNS as OPTION_COLUMNS
 from sp.evals.run import RESULTS, Row, counter, evaluate
 from sp.plugins import Plugin
@@ -350,7 +350,7 @@ class Worker:
             self.progress(job, done)
 
         if isinstance(job.spec.task, NaturalTask):
-            return natural_rows(job, Work(pipeline, cells, job.full, thinking), progress)
+            return natural_rows(job, NaturalRun(pipeline, cells, job.full, thinking), progress)
         made = examples(job, pipeline)
         rows = evaluate(pipeline, made, cells, full=job.full, thinking=thinking, progress=progress)
         return stored_rows(job, rows)
@@ -363,10 +363,10 @@ def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
         yield job.spec.task.example(index, job.tokens, count)
 
 
-def natural_rows(job: Run, work: Work, progress: Callable[[int], None]) -> Iterator[Row]:
+def natural_rows(job: Run, work: NaturalRun, progress: Callable[[int], None]) -> Iterator[Row]:
     """Rows of questions as `sp eval natural` makes them, with the columns by which a sweep tells its rows apart."""
     pair = pair_name(job)
-    for question in job.spec.task.asked[job.first : job.first + job.count]:  # type: ignore[attr-defined]
+    for question in job.spec.task.all_questions[job.first : job.first + job.count]:  # type: ignore[attr-defined]
         for row in work.rows(question, progress=progress):
             named = {f"fact_{name}" if name in RESERVED else name: value for name, value in row.items()}
             told = {"task": job.spec.name, "example": question.id, "tokens_asked": row["prompt_tokens"]}

@@ -433,7 +433,7 @@ def natural_numbers(each: Combination, task: NaturalTask) -> dict[str, int]:
         raise each["tokens"].error("documents of task natural are as long as they are; leave tokens out")
     numbers = read_numbers(each, ("tokens", "examples"))
     try:
-        n = len(task.asked)
+        n = len(task.all_questions)
     except ConfigError as error:
         raise each["task"].error(error) from None
     if (end := numbers["first"] + max(numbers["examples"], 1)) > n:
