@@ -177,9 +177,9 @@ def parked_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> None:
         assert one.usage == other.usage
         np.testing.assert_array_equal(one.present, other.present)
         before = leave.nbytes + leave.host_nbytes
-        assert leave.leave()
+        assert leave.offload()
         assert leave.nbytes == 0 < leave.host_nbytes <= before + ROUNDED
-        assert not leave.leave()
+        assert not leave.offload()
     leave.clear()
     assert leave.host_nbytes == leave.nbytes == 0
 
@@ -196,6 +196,6 @@ def restarted_turns(where: Pipeline, folder: Path, turns: int = 4, size: int = S
         assert one.usage == other.usage
         np.testing.assert_array_equal(one.present, other.present)
         if number % 2:  # what is written lies in host memory then
-            talks._entries[0].talk.leave()
+            talks._entries[0].talk.offload()
         talks.close()
         chat.append(said("assistant", one.answer.text or "."))

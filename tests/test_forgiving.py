@@ -106,7 +106,7 @@ def test_a_budget_is_a_size_as_people_write_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_budget_for_the_cpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="vram is a budget of GPU memory, but the models run on the CPU"):
+    with pytest.raises(ConfigError, match="vram limits GPU memory, but the models run on the CPU"):
         sp.load(device="cpu", vram="24g")
 
 

@@ -26,8 +26,8 @@ from sp.models.drafts.dflash_session import DraftSession
 from sp.models.run.tree import LayerFeatures
 from sp.session import Loaded, RunOptions
 from sp.session.answer import begin
-from sp.session.compress import Compressed
-from sp.session.residency import CachePool
+from sp.session.compress import CompressedPrompt
+from sp.session.device.cache_pool import CachePool
 
 RESAMPLES = 2000
 
@@ -138,7 +138,7 @@ def ways_of(methods: Sequence[str], budgets: Sequence[int], block_size: int) -> 
 def answer(target: Loaded, draft: Draft, question: Question, options: RunOptions, pool: CachePool) -> Answered:
     """Read a prompt and decode, pass by pass on the clock; `pool` as for `begin`."""
     ids = question.ids
-    given = Compressed(ids, np.arange(len(ids)), len(ids))
+    given = CompressedPrompt(ids, np.arange(len(ids)), len(ids))
     options = replace(options, max_new_tokens=question.max_new_tokens)
     begun = begin(target, given, options, None, draft, pool)
     tokens: list[int] = []

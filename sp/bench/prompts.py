@@ -12,7 +12,7 @@ from sp.gguf import ChatTemplate, Tokenizer
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
 from sp.session import Loaded
-from sp.session.tokenise import PromptTokens
+from sp.session.tokenise import CachingTokeniser
 
 ROUNDS = 6  # of counting and mending, until the length is exact
 READ = "Read."
@@ -85,7 +85,7 @@ class TranscriptMaker:
     PromptError if the target, whose chat template shows them, has none."""
 
     def __init__(self, document: str, question: str, target: Loaded) -> None:
-        self._question, self._target, self._tokens = question, target, PromptTokens(target.tokenizer)
+        self._question, self._target, self._tokens = question, target, CachingTokeniser(target.tokenizer)
         self._lines = Lines(document, target.tokenizer)
         self.start = cache(self._start)
 

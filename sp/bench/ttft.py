@@ -100,7 +100,7 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         **running(path, model.arithmetic, gpus),
         **shared,
         **(_drafter_precision(pipeline.target, drafter, path) if drafter else {}),
-        **{f"{role}_rope": str(one.asked) for role, one in roles.items() if one.asked},
+        **{f"{role}_rope": str(one.requested_rope) for role, one in roles.items() if one.requested_rope},
     }
 
 

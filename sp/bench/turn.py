@@ -100,12 +100,12 @@ class Cold:
 
     def clear(self) -> None:
         """See `Remembering`."""
-        self._pipeline.residency.cache_pool.drop()
+        self._pipeline.memory_manager.cache_pool.drop()
 
     @property
     def nbytes(self) -> int:
         """Of the cache that the next answer takes."""
-        idle = self._pipeline.residency.cache_pool.idle
+        idle = self._pipeline.memory_manager.cache_pool.idle
         return idle.nbytes if idle else 0
 
     @property

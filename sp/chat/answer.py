@@ -23,6 +23,7 @@ def calling_of(template: ChatTemplate | None, tools: Sequence[Mapping[str, Any]]
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise PromptError(f"tools[{index}] has no function with a name; describe it as in OpenAI's API")
+    # Templates may have a variant for tools.
     style = None if template is None or not tools else call_style_of(template.for_tools)
     return None if style is None else Calling(style, tools or ())
 

@@ -49,6 +49,7 @@ class Braces:
     def body(self, schema: Any) -> str:
         """Return the rule for the text between the braces of an object."""
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        # Keys that cannot be written bare cannot be enforced.
         if not isinstance(properties, Mapping) or not all(map(BARE.fullmatch, properties)):
             return self._any("body")
         # Keys come in the order of the schema, so the rules are built from the last key to the first: each in two
@@ -81,6 +82,7 @@ class Braces:
             return [self._spelled(text) for text in texts]
         if either := list_of(schema, "anyOf") or list_of(schema, "oneOf"):
             return [self._value(option) for option in either]
+        # Objects often omit their type.
         types = types_of(schema) or ({"object"} if "properties" in schema else frozenset())
         options = [self._any("string")] if "string" in types else []
         options += [f'"{{" {self.body(schema)} "}}"'] if "object" in types else []

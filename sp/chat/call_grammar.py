@@ -70,10 +70,12 @@ class CallGrammar:
         `marks`: of the thinking that may come first, which is not restricted.
         """
         begin = self.calling.style.begin
+        # Starts of calls without their mark.
         bare = [re.escape(text) for name in self.schemas for text in self.calling.style.bare(name)]
         first = r"[ \n]*" if self.calling.style.bare_first else r"(.|\n)*"
         # FREE is any text that begins no call: `~/.../` excludes the matches of a regular expression.
         free = [f"~/{first}({'|'.join(bare)})(.|\\n)*/"] if bare else []
+        # A mark that is one token cannot come out of FREE text; one that is spelled must be excluded from it.
         known = begin in self.special
         free += [] if known else [f"~/(.|\\n)*{re.escape(begin)}(.|\\n)*/"]
         open_ = f"FREE {self._spelled(begin)}" if known else "opener"
@@ -106,6 +108,7 @@ class CallGrammar:
         for rule, spelled in (("call_rest", prefix), ("behind", behind), ("call", "")):
             if not re.search(rf"\b{rule}\b", start[0]):
                 continue
+            # The prompt may already have named the tool.
             may = [number for number, name in enumerate(names) if self.calling.style.opening(name).startswith(spelled)]
             lines.append(f"{rule}: " + " | ".join(f"{rule}_{number}" for number in may))
             lines += [f"{rule}_{number}: {self._call(names[number], number, spelled)}" for number in may]
@@ -167,6 +170,7 @@ class CallGrammar:
 
     def _spelled(self, *texts: str) -> str:
         """Return an expression for texts and names of rules, alternating; special tokens by their ids."""
+        # Special tokens in these texts.
         marks = [text for text in self.special if any(text in part for part in texts[::2])]
         longest_first = sorted(marks, key=len, reverse=True)
         pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if marks else None
@@ -193,6 +197,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     >>> closed({"properties": {"a": {}}})["additionalProperties"]
     False
     """
+    # Nothing in it speaks of further properties.
     alone = "properties" in schema and not any(key in schema for key in OPEN)
     return {**schema, "additionalProperties": False} if alone else dict(schema)
 

@@ -101,9 +101,10 @@ class CallSplitter:
         # Inside a possible call; directly after a call; an answer without calls; an end mark may follow a bare call.
         self._inside = self._called = self._text_only = self._stray = False
         self._fresh = True  # no text was returned yet
+        # White space before a call, end marks seen in it, its last letters.
         self._before, self._tries, self._tail = "", 0, ""
         if calling:
-            self.push(calling.opening)
+            self.push(calling.opening)  # as if the model had written it
 
     @property
     def inside(self) -> bool:
@@ -126,6 +127,7 @@ class CallSplitter:
             part = self._scan(text) if self._inside else self._look(text)
             texts.append(part.text)
             calls += part.calls
+            # Text after a mark may hold another call.
             if self._rest is None or self.done:
                 return AnswerPart("".join(texts), tuple(calls))
             text = self._rest
@@ -206,7 +208,7 @@ class CallSplitter:
         calls = self._known(parsed)
         self._rest, self._tries = text[end:], self._tries + 1
         if calls:
-            self._rest = self._rest if mark != style.begin else mark + self._rest
+            self._rest = self._rest if mark != style.begin else mark + self._rest  # the mark starts the next call
             self._inside, self._called, self._body, self._stray = False, True, [], inner
             self.done = self._calling.single
             return AnswerPart("", calls)
@@ -222,7 +224,7 @@ class CallSplitter:
         """Return the calls if all are of known tools."""
         assert self._calling is not None
         if calls and (name := self._calling.unknown(calls)) is not None:
-            self.unknown.append(name)
+            self.unknown.append(name)  # for a remark to the client
             return ()
         return calls or ()
 

@@ -55,7 +55,7 @@ def read_first(text: str) -> tuple[Any, int]:
 
 def shallow(value: Any, depth: int = MOST_DEPTH) -> bool:
     """Return True if plain data is nested at most `depth` levels deep."""
-    level = [value]
+    level = [value]  # breadth first, without recursion
     for _ in range(depth + 1):
         nodes = [value for value in level if isinstance(value, Mapping | list)]
         if not nodes:
@@ -265,13 +265,13 @@ def types_of(schema: Any) -> frozenset[str]:
 
 def _typed(text: str, types: frozenset[str]) -> Any:
     """Convert a value to a type of its schema; a string stays one where the schema allows it, or nothing else fits."""
-    if "null" in types and text.strip().lower() in ("null", "none"):
+    if "null" in types and text.strip().lower() in ("null", "none"):  # models write Python's None, too
         return None
     if not types or "string" in types:
         return text
     word = text.strip()
     try:
-        return read_json(word.lower() if word in ("True", "False") else word)
+        return read_json(word.lower() if word in ("True", "False") else word)  # Python's booleans
     except ValueError:
         return text
 
@@ -281,7 +281,7 @@ _NAMED = re.compile(r"\s*([^\s\[\]{}]{1,256})(?:\[CALL_ID\]\w{1,64})?\[ARGS\]")
 
 def _named_json(text: str, tools: Tools) -> tuple[Call, ...] | None:
     """Parse a name, and an object after its mark; older models write objects in a list."""
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith("["):  # older models
         return _objects(text, tools)
     head = _NAMED.match(text)
     arguments = None if head is None else read_object(text[head.end() :] or "{}")
@@ -319,7 +319,7 @@ _KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]{1,256})\s*:")
 def _braced(text: str, tools: Tools) -> tuple[Call, ...] | None:
     """Parse a name, and an object whose keys are bare and whose strings are between marks of their own."""
     head = _CALLED.match(text)
-    parts = text[head.end() :].split(QUOTE) if head else []
+    parts = text[head.end() :].split(QUOTE) if head else []  # strings are the odd parts
     if head is None or len(parts) % 2 == 0:
         return None
     for index, part in enumerate(parts):  # odd parts are strings; in the others keys get quotes

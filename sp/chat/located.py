@@ -105,7 +105,7 @@ class Masked:
             whole = text[position:start]
             core = whole.strip()  # templates may strip white space at the ends
             if core and self.runs is not None:
-                lead = len(whole) - len(whole.lstrip())
+                lead = len(whole) - len(whole.lstrip())  # white space before the run
                 run = self._run((index, name), position + lead, position + lead + len(core))
                 out += [whole[:lead], run, whole[lead + len(core) :]]
             else:
@@ -120,6 +120,7 @@ class Masked:
         pieces, copies, position, last = [], [], 0, 0
         for match in _CODE.finditer(rendered):
             number = ord(match[0]) - FIRST
+            # The character was in the text itself.
             if number >= len(self.runs):
                 continue
             (index, name), start, end = self.runs[number]
@@ -236,7 +237,7 @@ def _render_located(
     form: Form,
 ) -> Located:
     """Render and locate with calls in one form."""
-    marks = marks_of(template)
+    marks = marks_of(template)  # None if it knows no thinking
 
     def messages(chat: Sequence[Turn]) -> list[dict[str, Any]]:
         return [message_of(turn, marks, form) for turn in chat]
@@ -318,7 +319,7 @@ def _joined(located: Located, turns: Sequence[Turn], marks: Marks | None) -> Ite
                 continue
         if not follows and _free(text[: copy.start], turns[copy.index], marks):
             least = before.stop if before else 0
-            heads = (text[: copy.start], text[: copy.start].lstrip())
+            heads = (text[: copy.start], text[: copy.start].lstrip())  # templates may strip its start
             fits = (len(head) for head in heads if located.text.endswith(head, least, copy.begin))
             head = next(fits, 0)
             copy = replace(copy, start=copy.start - head, begin=copy.begin - head)
@@ -341,6 +342,7 @@ def _free(text: str, turn: Turn, marks: Marks | None) -> bool:
 
 def _first_hidden(text: str, turns: Sequence[Turn]) -> HiddenMessageError:
     """Return the error for the first message that the text does not contain, else for the first calls."""
+    # Not verbatim in the text.
     hidden = next((index for index, turn in enumerate(turns) if turn.content.strip() not in text), None)
     calling = next((index for index, turn in enumerate(turns) if turn.argument_text), None)
     if hidden is None and calling is not None:
@@ -388,6 +390,7 @@ def segments_of(located: Located, turns: Sequence[Turn]) -> tuple[Segment, ...]:
     Segment(kind='user', start=6, end=10, index=0, quoted=False)
     Segment(kind='tool', start=17, end=25, index=1, quoted=False)
     """
+    # Escapes change the length.
     quoted = {copy.index for copy in located.copies if copy.end - copy.start != copy.stop - copy.begin}
     places: list[tuple[int, int, SegmentKind, int]] = [(start, end, "tools", -1) for start, end in located.tools]
     for index, start, end in located.regions(turns):
@@ -396,7 +399,7 @@ def segments_of(located: Located, turns: Sequence[Turn]) -> tuple[Segment, ...]:
         places.append((start, end, kind, index))
     segments, last, size = [], 0, 0
     for start, end, kind, index in sorted(places):
-        first = size + len(located.text[last:start].encode())
+        first = size + len(located.text[last:start].encode())  # in bytes
         last, size = end, first + len(located.text[start:end].encode())
         if start < end:
             segments.append(Segment(kind, first, size, index, kind == "tool" and index in quoted))

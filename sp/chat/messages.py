@@ -72,6 +72,7 @@ def role_of(message: Any, where: str, ignored: list[str] | None = None) -> str:
         raise FieldError(f"{where} is a {describe_value(message)}; send an object with role and content", where)
     role = known_role(message.get("role"), where)
     for name, value in message.items():
+        # Empty fields are as good as none.
         if name in ("role", "content", "name", *OWN.get(role, ())) or value in (None, []):
             continue
         place = f"{where}.{name[:MAX_NAME]}"

@@ -94,6 +94,7 @@ def marks_of(template: str | ChatTemplate) -> Marks | None:
     True
     """
     source = template.source if isinstance(template, ChatTemplate) else template
+    # The first match counts: signs may contain each other.
     return next((marks for marks in MARKS if marks.sign in source), None)
 
 
@@ -203,7 +204,7 @@ class Splitter:
     def _header(self, final: bool) -> None:
         """Consume the header of a message in channels; a reply without a header is all answer."""
         assert self._marks is not None
-        head, mark, rest = self._pending.partition("<|message|>")
+        head, mark, rest = self._pending.partition("<|message|>")  # the mark ends every header
         leads = self._marks.leads
         if mark:
             to = re.search(self._marks.tool, head) if self._calls else None
@@ -354,7 +355,7 @@ class Thinking:
         marks = marks_of(template)
         if marks is None:
             return "", None
-        opened = begins(generation_prompt, marks)
+        opened = begins(generation_prompt, marks)  # the template itself starts to think
         if not opened or self._mode(template) != "off":
             has_marks = marks.start in generation_prompt or marks.end in generation_prompt
             return "", Thinks(marks, opened, has_marks and not marks.channels)

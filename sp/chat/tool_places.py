@@ -54,7 +54,7 @@ def tool_places(
     start = _shared(text, without)
     end = len(text) - _shared(text[start:][::-1], without[start:][::-1])
     edges = [0, *(edge for message in occupied for edge in message), len(text)]
-    gaps = zip(edges[::2], edges[1::2], strict=True)
+    gaps = zip(edges[::2], edges[1::2], strict=True)  # text between messages
     pieces = [(low, max(start, low), min(end, high)) for low, high in gaps]
     slid = [_slid(text, *piece) for piece in pieces if piece[1] < piece[2]]
     return tuple((low, high) for low, high in slid if any(name in text[low:high] for name in names if name))

@@ -87,7 +87,7 @@ def message_of(turn: Turn, marks: Marks | None, form: Form = FORMS[0]) -> dict[s
         ]
     message |= {key: value for key, value in (("tool_call_id", turn.call_id), ("name", turn.name)) if value}
     if turn.reasoning:
-        history = marks.history if marks else "reasoning_content"
+        history = marks.history if marks else "reasoning_content"  # where the template takes it
         if history == "thinking" and turn.calls and turn.content:
             pass  # the template takes either of them before a call, not both
         elif history == "blocks":

@@ -107,7 +107,7 @@ class Chooser:
         self._sampling, self._seed, self._min_p, self._constraint = sampling, seed, min_p, constraint
         self._penalties = None if penalties is None else PenaltyState(penalties)
         self._on_choice, self._top = on_choice, top
-        self._state: tuple[Any, Any] | None = None
+        self._state: tuple[Any, Any] | None = None  # seed and number of draws, created where the first logits are
 
     def choose(self, logits: Floats) -> Any:
         """Choose the next token, int32 (1,), from logits (1, vocab), on their device.
@@ -120,7 +120,7 @@ class Chooser:
         adjusted = adjusted if words is None else allowed_logits(adjusted, words)
         token = argmax(adjusted) if self._sampling is None else self._draw(adjusted, self._sampling)
         if self._constraint or self._on_choice or (self._penalties and self._penalties.counting):
-            chosen = int(on_host(token)[0])
+            chosen = int(on_host(token)[0])  # waits for the device
             if self._penalties:
                 self._penalties.take(chosen)
             if self._constraint:
@@ -133,12 +133,14 @@ class Chooser:
         if self._state is None:
             module = array_module(logits)  # seed and number of draws live where the logits are
             self._state = module.full(1, self._seed, np.int64), module.zeros(1, np.int64)
+        # `min_p` comes before the other filters, as in vLLM.
         if self._min_p:
             logits = likely_logits(logits, argmax(logits), sampling.temperature, self._min_p)
         return sample(logits, sampling, *self._state)
 
     def _choice(self, logits: Floats, token: int) -> TokenChoice:
         with np.errstate(divide="ignore"):
+            # At temperature 1, unfiltered.
             share = float(np.log(token_shares(logits, 1.0, np.array([token], np.int64))[0]))
         if not self._top:
             return TokenChoice(token, share, np.empty(0, np.int64), np.empty(0, np.float32))
@@ -317,7 +319,7 @@ def generate(
                 graph.end()
         return
     for number in range(limit):
-        row = logits.reshape(1, -1)
+        row = logits.reshape(1, -1)  # (1, vocab)
         token = int((argmax(row) if chooser is None else chooser.choose(row))[0])
         yield token
         if number + 1 < limit:
@@ -344,6 +346,7 @@ class GraphDecoder:
         self._read_next: CapturedGraph[None] = CapturedGraph(**options)
         self._next_logits: CapturedGraph[Any] = CapturedGraph(**options)
         self._host_tokens = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * limit), np.int32, limit)
+        # The last token, and all of the answer.
         self._token, self._history = cupy.empty(1, np.int32), cupy.empty(limit, np.int32)
         self._position, self._step = cupy.zeros(1, np.int64), cupy.zeros(1, np.int32)
 
@@ -366,12 +369,12 @@ class GraphDecoder:
             Takes the likeliest token if omitted.
         """
         self._last_position = position - 1
-        self._position.fill(position - 1)
+        self._position.fill(position - 1)  # the graph increments it
         self._step.fill(0)
         in_flight = 2 if chooser is None else 1  # steps that may be launched beyond the last token read
         with self._capture.working():
             self._choose(logits.reshape(1, -1), chooser)
-        waiting, launched = [self._fetch(0)], 1
+        waiting, launched = [self._fetch(0)], 1  # events of copies to the host, and steps launched
         try:
             for number in range(limit):
                 # The first token is not delayed by launching a second step, which takes the host longer than the token.
@@ -412,7 +415,7 @@ class GraphDecoder:
                 "tokens; request a shorter answer"
             )
         with self._capture.working():
-            self._cache.reserve(1)
+            self._cache.reserve(1)  # may allocate a page, which a graph cannot
             graph: CapturedGraph[Any] = self._read_next if chooser is None else self._next_logits
             if graph.ready:  # a replay runs no Python, so the host's count of tokens has to be advanced here
                 self._cache.count(1)
@@ -427,7 +430,7 @@ class GraphDecoder:
 
     def _read(self) -> Any:
         """Run the token through all layers; returns logits (1, vocab) of the next."""
-        x = self._model.embed(self._token)
+        x = self._model.embed(self._token)  # (1, hidden)
         with self._cache.together(1):
             for layer in range(self._model.config.layers):
                 x = self._model.layer(layer, x, self._position, self._cache)

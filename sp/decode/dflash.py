@@ -80,7 +80,7 @@ class DDTree(Speculative):
 
     def nodes(self, block_size: int) -> int:
         """Return the most nodes of a tree; short blocks have fewer paths than the budget."""
-        paths: int = sum(self.top_k**depth for depth in range(block_size))
+        paths: int = sum(self.top_k**depth for depth in range(block_size))  # nodes of the complete tree
         return min(self.budget + 1, paths)
 
     def first(self, logits: Floats, rng: np.random.Generator) -> int:
@@ -103,6 +103,7 @@ def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed
     depths, choices = ranked.shape
     tokens, parents = [token], [-1]
     words, gains = ranked.tolist(), scores.tolist()
+    # Negated score, parent, rank, depth, log probability of the parent's path.
     waiting: list[tuple[float, int, int, int, float]] = []
 
     def offer(parent: int, depth: int, rank: int, above: float) -> None:
@@ -118,7 +119,7 @@ def best_first(token: int, ranked: Ints, scores: Floats, budget: int, chain_seed
     parent, above = 0, 0.0
     if chain_seed:
         for depth in range(min(depths, budget)):
-            offer(parent, depth, 1, above)
+            offer(parent, depth, 1, above)  # the runner-up at this depth
             parent, above = add(parent, depth, 0), above + gains[depth][0]
     else:
         offer(0, 0, 0, 0.0)
@@ -140,6 +141,7 @@ def follow(tree: Tree, choices: Ints) -> tuple[Ints, int]:
         (int(parent), int(token)): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
     }
     path = [0]
+    # The target's choice is a node of the tree.
     while (child := children.get((path[-1], int(choices[path[-1]])))) is not None:
         path.append(child)
     return np.array(path), int(choices[path[-1]])
@@ -214,5 +216,6 @@ def count_accepted(p: Doubles, q: Doubles, numbers: Doubles) -> int:
     `p`, `q` float64 (n,): probability of each guess by the target and by the draft; `numbers` float64 (n,): drawn
     uniformly from [0, 1).
     """
+    # Accepted with probability min(1, p / q): written without a division, as q may be 0.
     refused = np.flatnonzero(numbers * q >= p)
     return int(refused[0]) if refused.size else len(p)

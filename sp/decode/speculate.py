@@ -165,8 +165,8 @@ class GraphCycle(Cycle):
         n, nodes = len(tree.tokens), self._nodes
         assert n <= nodes, f"a tree of {n} nodes for graphs of {nodes}"
         positions = position + tree.depths
-        check_context(self._model, positions)
-        self._cache.reserve(nodes)
+        check_context(self._model, positions)  # before anything is launched
+        self._cache.reserve(nodes)  # pages for all nodes, as a graph cannot allocate
         host = self._tree.open()
         # A graph always has `nodes` nodes: those beyond the tree repeat its first token and see only it and themselves.
         for name, values in (("ids", tree.tokens), ("positions", positions), ("seen", ancestry(tree.parents))):
@@ -213,6 +213,7 @@ class GraphCycle(Cycle):
         self._reader.commit(self._nodes, path, accepted)
         if not self._reader.layers:
             return self._reader.features
+        # Picked on the device, so that the host need not know the path to launch the next step.
         picked, _ = pick_features(self._reader.features, self._tree.device["positions"], path, accepted, self._nodes)
         return picked
 
@@ -263,7 +264,7 @@ def speculate(
     cycle : Cycle, optional
         A cycle of the same model, guesser, cache and number of nodes that outlives the call; by default one is created.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)  # on the host, where tokens are accepted
     token, remaining = decoder.first(logits, rng), limit - 1
     yield token
     if not remaining:
@@ -290,10 +291,10 @@ def _round(
     """
     with cycle.working():
         depth = min(cycle.block_size - 1, remaining - 1)  # the target itself gives one token a pass
-        guessed = cycle.guess(token, position, depth) if depth else np.empty((0, 1), np.float32)
+        guessed = cycle.guess(token, position, depth) if depth else np.empty((0, 1), np.float32)  # (depth, vocab)
         tree = decoder.propose(token, guessed, rng)
         path, after = decoder.accept(tree, guessed, cycle.verify(tree, position), rng)
         cycle.commit(path)
-        if remaining > len(path):
+        if remaining > len(path):  # the draft need not follow to the end of the answer
             cycle.remember(path, position + tree.depths[path])
     return tree.tokens[path].tolist(), after

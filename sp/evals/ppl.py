@@ -24,7 +24,7 @@ from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
 from sp.selection import Selection
 from sp.session import Pipeline, RunOptions, Scored
-from sp.session.compress import Cut, compress
+from sp.session.compress import SelectionDetails, compress
 from sp.session.decision import check_context
 
 ROOM = 256  # tokens by which generated text is longer than requested
@@ -132,7 +132,7 @@ def log_probabilities(
     compressed = compress(
         prompt, selection, target.tokenizer,
         "original" if whole else options.positions, "byte_span" if whole else options.mapping,
-        Cut(byte_ranges, options.mark_omitted, options.selector.whole),
+        SelectionDetails(byte_ranges, options.mark_omitted, options.selector.whole),
     )  # fmt: skip
     cache = target.model.new_cache(len(compressed.ids) + len(ids), options.kv, rotate=options.rotate)
     logits = prefill(target.model, compressed.ids, compressed.positions, cache)

@@ -15,7 +15,7 @@ from sp.errors import ConfigError, PromptError, plain
 from sp.front.upstream import CONNECT_SECONDS
 from sp.prompt import TokenisedPrompt
 from sp.selection import Selection
-from sp.session.compress import Cut, rejoin
+from sp.session.compress import SelectionDetails, rejoin
 from sp.session.options import RunOptions
 from sp.session.pipeline import Pipeline
 from sp.session.result import Answer, OnToken
@@ -58,7 +58,7 @@ class BehindPipeline(Pipeline):
     ) -> Answer:
         """Have the server answer the kept text. PromptError: it refused; ConfigError: it cannot be reached."""
         mask, parts = (kept.selected, kept.byte_ranges) if isinstance(kept, Selection) else (kept, {})
-        cut = Cut(parts, options.mark_omitted, options.selector.whole)
+        cut = SelectionDetails(parts, options.mark_omitted, options.selector.whole)
         trace = Trace() if trace is None else trace
         with trace.stage("compress", int(mask.sum())):
             text = tokenised.prompt.text if mask.all() else rejoin(tokenised, mask, cut).text

@@ -25,7 +25,7 @@ from sp.session.loaded import default_drafter, embedded
 from sp.session.memory import DrafterMemory, message_ends
 from sp.session.options import ConversationOptions, RunOptions, check_run
 from sp.session.pipeline import Pipeline
-from sp.session.recall import Run, choose_recalled
+from sp.session.recall import OmittedRun, choose_recalled
 from sp.trace import Reporter, Trace, silent
 
 GAP = "\n\n"  # between the texts of a transcript
@@ -236,7 +236,7 @@ class Compressor:
         if any(text.open for text in texts) and not fixed.all():
             # What the selector works out from the text alone overlaps with the drafter's prefill.
             blank = selection_request(np.zeros(len(drafted), np.float32), fixed, 1.0, drafted, 0, 1)
-            prepared = self.pipeline.beside.submit(options.selector.prepare, blank)
+            prepared = self.pipeline.executor.submit(options.selector.prepare, blank)
         scored = request.score(
             self.pipeline,
             drafted,
@@ -361,7 +361,7 @@ class TranscriptLayout:
                 present[(starts < start + high) & (ends > start + low)] = True
         return present
 
-    def passages(self, drafted: TokenisedPrompt, runs: Sequence[Run]) -> tuple[str, ...]:
+    def passages(self, drafted: TokenisedPrompt, runs: Sequence[OmittedRun]) -> tuple[str, ...]:
         """Return the text of runs of tokens; runs that are joined become one passage."""
         raw, ranges = self.omitted.raw, list[tuple[int, int]]()
         edges: Ints = drafted.bytes

@@ -38,7 +38,7 @@ def kinds(prompt: TokenisedPrompt, selected: Bools | None) -> Ints:
 
 def edges(values: Ints) -> Iterator[tuple[int, int]]:
     """Yield ranges [start, end) of equal neighbours, in order."""
-    inner = (np.flatnonzero(np.diff(values)) + 1).tolist()
+    inner = (np.flatnonzero(np.diff(values)) + 1).tolist()  # first places of new values
     if len(values):
         yield from zip([0, *inner], [*inner, len(values)], strict=True)
 
@@ -113,8 +113,8 @@ def visible_tokens(prompt: TokenisedPrompt, kind: Ints) -> Bools:
         [0, 0, 1, 2, 3],
         4,
     )
-    turn = np.argsort(order, kind="stable")
-    cost = np.cumsum((prompt.bytes[:, 1] - prompt.bytes[:, 0] + MARKUP)[turn])
+    turn = np.argsort(order, kind="stable")  # tokens by importance of their kind, then by place
+    cost = np.cumsum((prompt.bytes[:, 1] - prompt.bytes[:, 0] + MARKUP)[turn])  # bytes of HTML
     visible = np.zeros(len(kind), bool)
     visible[turn[cost <= ROOM]] = True
     return visible

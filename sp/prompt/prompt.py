@@ -129,7 +129,7 @@ class Prompt:
             raise PromptError(
                 "--answer-prefix cannot be combined with an answer that begins with thinking; add --thinking off"
             )
-        start = len(text[:user_start].encode())
+        start = len(text[:user_start].encode())  # characters to bytes
         end = start + len(document.encode())
         question_start = end + len(DOCUMENT_MARK)
         text += answer_prefix
@@ -202,6 +202,7 @@ class Prompt:
         >>> [prompt.text[span.start:span.end] for span in prompt.spans if span.kind in ("protected", "question")]
         ['[', '][', '][', 'Who sat?', 'Who sat?', ']']
         """
+        # The generation prompt follows.
         last = max((copy.stop for copy in (*located.copies, *located.arguments)), default=0)
         closing, thinks = thinking.reply(template, located.text[last:])
         text, spans, rendered = located.text + closing, list[Span](), 0
@@ -211,7 +212,7 @@ class Prompt:
             "question": [*question_ranges],
         }
         for index, start, end in located.regions(turns):
-            whole = start if turns[index].role == "system" else end
+            whole = start if turns[index].role == "system" else end  # system messages are protected from their start
             tail = located.place(index, kept_from, end) if index == question else whole
             spans += [Span("protected", rendered, start), Span("plain", start, end), Span("protected", tail, end)]
             if index == question:
@@ -224,10 +225,10 @@ class Prompt:
                     if turn == index
                 )
                 spans += [Span(kind, first, min(stop, end)) for first, stop in placed]
-            rendered = end
+            rendered = end  # text before it has spans
         spans.append(Span("protected", rendered, len(text)))
         spans += [Span("plain", copy.begin, copy.stop) for copy in located.arguments]
-        spans.sort(key=lambda span: span.start)
+        spans.sort(key=lambda span: span.start)  # `plain` spans have to ascend
         for piece in needle:
             if (first := text.find(piece)) < 0 or not piece:
                 raise PromptError("the needle is not a part of the prompt text")
@@ -417,7 +418,7 @@ def _turn(index: int, message: Message) -> tuple[Turn, int]:
         call_id = text_of(message.get("tool_call_id") or "", f"{where}.tool_call_id")
     name = text_of(message.get("name") or "", f"{where}.name")
     *before, last = parts_of(message, where, spoken=bool(calls or reasoning))
-    content = DOCUMENT_MARK.join([*before, last])
+    content = DOCUMENT_MARK.join([*before, last])  # parts become one text, as templates take strings
     return Turn(role, content, reasoning, calls, call_id, name), len(content) - len(last)
 
 

@@ -72,7 +72,7 @@ def with_characters(mask: Bools, starts: Ints | None) -> Bools:
     if starts is None:
         return mask
     hit = np.zeros(len(mask), bool)
-    hit[starts[mask]] = True
+    hit[starts[mask]] = True  # first tokens of the characters touched
     return hit[starts]
 
 
@@ -110,7 +110,7 @@ class Transfer:
         owner = np.repeat(
             np.arange(len(source), dtype=np.int32), source[:, 1] - source[:, 0]
         )  # source token of each byte
-        begins = np.minimum(target[:, 0], len(owner) - 1)
+        begins = np.minimum(target[:, 0], len(owner) - 1)  # first byte of each target token
         first, last = owner[begins], owner[np.maximum(target[:, 1] - 1, begins)]
         wide = np.flatnonzero(last > first)  # few, because most vocabularies agree on word boundaries
         return cls(some, first, wide, np.stack([first[wide], last[wide] + 1], axis=1).ravel())
@@ -161,6 +161,7 @@ def merge_spans(spans: Ints) -> Ints:
     """Join byte ranges (n, 2), sorted by start, that touch or overlap; returns shape (m, 2)."""
     if len(spans) == 0:
         return spans.reshape(0, 2)
+    # A range starts a new group if it begins after the end of all ranges before it.
     breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
     groups = np.split(spans, breaks)
     return np.array([[group[0, 0], group[:, 1].max()] for group in groups], np.int64)
@@ -198,7 +199,7 @@ def cut_long(bounds: Ints, longest: int) -> Ints:
     [0, 2, 3, 5, 7]
     """
     lengths = np.diff(bounds)
-    parts = -(-lengths // longest)
+    parts = -(-lengths // longest)  # number of parts of each range, rounded up
     first = np.cumsum(parts) - parts
     part = np.arange(parts.sum()) - np.repeat(first, parts)
     starts = np.repeat(bounds[:-1], parts) + part * np.repeat(lengths, parts) // np.repeat(parts, parts)

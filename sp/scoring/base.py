@@ -39,14 +39,14 @@ class PrefixKeys:
 
     Parameters
     ----------
-    trail : SessionCache
+    cache : SessionCache
         Cache of the layers that `Scorer.prefix_layers` returns, which holds the prompt's first tokens. A scorer appends
         the rest to it.
     stops : tuple of int
         Offsets in the prompt, in tokens, at which a snapshot of recurrent states is worth its memory.
     """
 
-    trail: SessionCache
+    cache: SessionCache
     stops: tuple[int, ...] = ()
 
 
@@ -105,7 +105,7 @@ class ScoreRequest:
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus.models[0] is not self.model:
             raise ConfigError("the first of the GPUs must hold the model that reads")
-        if self.keys is not None and self.keys.trail.config.rope != self.model.config.rope:
+        if self.keys is not None and self.keys.cache.config.rope != self.model.config.rope:
             raise ConfigError("the prefix keys have another RoPE than the model has now; score the whole prompt again")
 
     @property

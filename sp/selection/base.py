@@ -58,7 +58,7 @@ class SelectionRequest:
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
         if self.characters is not None:
-            object.__setattr__(self, "protected", with_characters(self.protected, self.characters))
+            object.__setattr__(self, "protected", with_characters(self.protected, self.characters))  # frozen
 
     @cached_property
     def characters(self) -> Ints | None:

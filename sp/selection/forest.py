@@ -106,8 +106,9 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     """
     assert request.spans is not None
     starts = np.ascontiguousarray(request.spans[:, 0])
+    # Start of each piece in bytes, and its node.
     edges, nodes = np.array(outline.starts, np.int64), np.array(outline.nodes, np.int64)
-    owner = nodes[np.searchsorted(edges, starts, side="right") - 1]
+    owner = nodes[np.searchsorted(edges, starts, side="right") - 1]  # node at the first byte of each token
     merged = _MergedNodes(outline)
     also: list[tuple[int, int]] = []
     shared: dict[int, list[TokenPart]] = {}
@@ -145,9 +146,9 @@ def _shared(outline: Outline, request: SelectionRequest) -> Iterator[tuple[int, 
     starts, ends = np.ascontiguousarray(request.spans[:, 0]), request.spans[:, 1]
     edges = np.array(outline.starts, np.int64)
     before = np.searchsorted(starts, edges, side="left") - 1  # the last token that begins before each edge
-    over = ((before >= 0) & (ends[np.maximum(before, 0)] > edges)).nonzero()[0]
+    over = ((before >= 0) & (ends[np.maximum(before, 0)] > edges)).nonzero()[0]  # edges inside of a token
     tokens = before[over]
-    columns = (each.tolist() for each in (tokens, over, edges[over], starts[tokens], ends[tokens]))
+    columns = (column.tolist() for column in (tokens, over, edges[over], starts[tokens], ends[tokens]))
     for token, crossed in groupby(zip(*columns, strict=True), key=itemgetter(0)):
         _, pieces, borders, firsts, lasts = zip(*crossed, strict=True)
         places = (firsts[0], *borders, lasts[0])

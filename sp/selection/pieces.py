@@ -173,7 +173,7 @@ def _pivot(behind: list[int | None], before: list[int | None], sizes: list[int])
     """
     # Tokens split if the first member is the pivot; moving it by one changes the side of a single comma.
     wrong = sum(place is None for place in before)
-    best, least = 0, (wrong, sizes[0])
+    best, least = 0, (wrong, sizes[0])  # ties go to the smaller member
     for number in range(1, len(sizes)):
         wrong += (behind[number - 1] is None) - (before[number - 1] is None)
         if (wrong, sizes[number]) < least:
@@ -203,9 +203,9 @@ class Parsing:
 def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
     """Put the pieces of a part of a prompt."""
     starts = line_starts(view.text)
-    edges = [*starts.tolist(), len(view.text)]
+    edges = [*starts.tolist(), len(view.text)]  # line i is the bytes [edges[i], edges[i + 1])
     blocks = nested_blocks(view.text, starts)
-    closed_at = dict(blocks)
+    closed_at = dict(blocks)  # last line by first line
     marks = set(closed_at) | set(closed_at.values())
     values = _values(view.text, edges, marks) if parsing.json or parsing.prose else []
     groups = {
@@ -296,15 +296,16 @@ def _put_prose(
     if view.tokens(start, end) <= longest:
         outline.put(int(view.places[start]), outline.node(parent))
         return
-    ink = start + len(view.text[start:end].rstrip())
+    ink = start + len(view.text[start:end].rstrip())  # end of the visible text
     whole = outline.node(parent, shell=True) if ink < end else parent
     stops = np.array([match.end() for match in SENTENCE_END.finditer(view.text, start, ink)], np.int64)
     # A stop inside of a JSON value ends no sentence.
     covers = np.array([(value.start, value.end) for value in values], np.int64).reshape(-1, 2)
     inside = np.searchsorted(covers[:, 0], stops, side="left") - 1
-    free = (inside < 0) | (stops >= np.append(covers[:, 1], 0)[inside])
+    free = (inside < 0) | (stops >= np.append(covers[:, 1], 0)[inside])  # stops outside of JSON values
     cuts = sorted({start, ink, *stops[free].tolist()})
     for low, high in pairwise(cuts):
+        # First token of the sentence, and their number.
         first, count = bisect_left(view.grid, low), view.tokens(low, high)
         outline.put(int(view.places[low]), outline.node(whole))
         for part in range(1, -(-count // longest)):

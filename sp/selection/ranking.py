@@ -51,16 +51,16 @@ def forced_tokens(
         which that character is kept, would leave less to the choices.
     """
     n, needed = len(protected), int(protected.sum())
-    free = (budget - needed) // 2
+    free = (budget - needed) // 2  # room of sink and tail
     # Both ends grow inward in step, so that a larger budget keeps all that a smaller one keeps.
     order = end_order(n, sink, tail)
     if characters is not None:
         order = together(order, characters)
-    order[protected] = np.inf
+    order[protected] = np.inf  # kept already
     forced = protected.copy()
     candidates = np.flatnonzero(np.isfinite(order))
     forced[candidates[np.argsort(order[candidates], kind="stable")[:free]]] = True
-    whole = forced if characters is None else ~with_characters(~forced, characters)
+    whole = forced if characters is None else ~with_characters(~forced, characters)  # without incomplete characters
     return whole, int(forced.sum() - whole.sum())
 
 
@@ -238,7 +238,7 @@ def token_steps(steps: Doubles, bounds: Ints, min_run: int) -> Doubles:
     n, lengths = int(bounds[-1]), np.diff(bounds)
     if lengths.min() >= min(min_run, n):
         return np.repeat(steps, lengths)
-    wide = np.minimum(np.maximum(lengths, min_run), n)
+    wide = np.minimum(np.maximum(lengths, min_run), n)  # tokens of each widened unit
     starts = np.clip(bounds[:-1] - (wide - lengths) // 2, 0, n - wide)
     return _least_over(starts, wide, steps, n)
 
@@ -249,7 +249,7 @@ def _least_over(starts: Ints, lengths: Ints, values: Doubles, n: int) -> Doubles
     Each range is covered by two overlapping ranges of a power-of-two length (a sparse table). Going down from the
     longest length, each table entry passes its value on to its two halves.
     """
-    levels = np.frexp(lengths)[1] - 1
+    levels = np.frexp(lengths)[1] - 1  # floor(log2(length))
     least = np.full(n, np.inf)
     for level in range(int(levels.max()), -1, -1):
         if level < levels.max():
@@ -283,7 +283,7 @@ def fill(forced: Bools, first: Doubles, budget: int, characters: Ints | None = N
     if characters is not None:
         first = together(first, characters)
     steps = first[~forced & np.isfinite(first)]
-    room = budget - int(forced.sum())
+    room = budget - int(forced.sum())  # tokens beyond the forced ones
     if len(steps) <= room:
         return forced | np.isfinite(first)
     # The step of the first token without room is the first that does not fit as a whole.

@@ -63,9 +63,9 @@ class Structured(Constrained):
     def select(self, request: SelectionRequest) -> Selection:
         """Select units by rank; see the class for the tokens kept besides."""
         forest = request.prepared if isinstance(request.prepared, Forest) else self.prepare(request)
-        own, total = forest.sizes()
+        own, total = forest.sizes()  # in tokens
         scores = node_means(request.scores, forest)
-        heavy = (own > self.longest) | (total > ROUND * self.longest)
+        heavy = (own > self.longest) | (total > ROUND * self.longest)  # (nodes,)
         order = heavy_delayed(best_first(scores[forest.units]), total[forest.units], heavy[forest.units])
         chosen = forest.first(self._steps(order, heavy[forest.units], len(request.scores)))
         ends = self._ends(request, forest, heavy)
@@ -73,7 +73,7 @@ class Structured(Constrained):
         selected = np.ones(len(steps), bool)
         if request.keep_ratio < 1:
             selected = fill(request.protected, steps, request.budget, request.characters)
-        edges = np.flatnonzero(np.diff(forest.owner)) + 1
+        edges = np.flatnonzero(np.diff(forest.owner)) + 1  # tokens at which the node changes
         bounds = np.concatenate([[0], edges, [len(steps)]]).astype(np.int64)
         forced = request.protected | (selected & at_ends)
         notes, ranges = _passed_over(forest, scores, heavy, selected), forest.byte_ranges(selected)

@@ -121,7 +121,7 @@ class TopP(ChunkThreshold):
     def select(self, request: SelectionRequest) -> Selection:
         """Select the best chunks until they hold the share `p`."""
         bounds, scores, order, falling = self.compare(request)
-        mass = np.cumsum(np.maximum(falling, 0))
+        mass = np.cumsum(np.maximum(falling, 0))  # of the best chunks so far
         enough = int(np.searchsorted(mass, self.p * mass[-1])) + 1 if len(mass) and mass[-1] > 0 else 0
         return self.take(request, bounds, scores, order[:enough])
 
@@ -150,7 +150,7 @@ class Adaptive(ChunkThreshold):
     def select(self, request: SelectionRequest) -> Selection:
         """Select chunks by rank, as many as the rule says."""
         bounds, scores, order, falling = self.compare(request)
-        spent = np.cumsum(np.diff(bounds)[order])
+        spent = np.cumsum(np.diff(bounds)[order])  # tokens of the best chunks so far
         protected = int(request.protected.sum())
         fewest = int(np.searchsorted(spent, self.least * (len(request.scores) - protected))) + 1
         if self.rule == "entropy":
@@ -175,6 +175,6 @@ def effective_number(scores: Doubles) -> int:
 
 def elbow(falling: Doubles, fewest: int, most: int) -> int:
     """Return how many falling scores precede the largest fall, between `fewest` and `most`."""
-    falls = falling[:-1] - falling[1:]
+    falls = falling[:-1] - falling[1:]  # between neighbours in rank
     window = falls[fewest - 1 : most]
     return fewest + int(window.argmax()) if len(window) else fewest

@@ -13,7 +13,7 @@ from sp.prompt import Prompt
 from sp.serve.messages import to_prompt
 from sp.serve.protocol import Job
 from sp.session import RunOptions
-from sp.session.decision import FRAME, Pair, fit
+from sp.session.decision import FRAME, ModelPair, fit
 
 PART = 1 << 16  # characters that are counted at once
 SAMPLES, SAMPLE = 8, 1 << 12  # places of a text, and characters at each, by which its tokens are guessed
@@ -21,14 +21,14 @@ MANY = 4  # times the most tokens: so long a text is refused without all of its 
 SLACK = 1.1  # a text that is cut anywhere has a few more tokens than the whole
 
 
-def most_tokens(pair: Pair, options: RunOptions) -> float:
+def most_tokens(pair: ModelPair, options: RunOptions) -> float:
     """Tokens of a prompt of which none more could be read, however it is compressed."""
     context = pair.target.model.config.context
     compressed = pair.drafter is not None and options.compress != "off" and not options.scorer.reads_target
     return context / options.keep_ratio if compressed else context
 
 
-def check_length(pair: Pair, prompt: Prompt, options: RunOptions) -> None:
+def check_length(pair: ModelPair, prompt: Prompt, options: RunOptions) -> None:
     """TooLongError for a prompt of more tokens than could be read, before all of them are made: a text of 14 MB takes a
     core for many seconds. They are counted up to there where a few samples say that there are more; what is only
     somewhat too long is left to `fit`, which needs them all.
@@ -71,7 +71,7 @@ class Waiting(Protocol):
 class Ahead:
     """Looks at requests while they wait, one by one, in a thread of its own."""
 
-    pair: Pair
+    pair: ModelPair
     pool: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "sp-ahead"))
 
     def check(self, ticket: Waiting) -> None:

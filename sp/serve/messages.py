@@ -285,7 +285,7 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
     """
     prompt, generated = PromptTokens.of(result), told.generated
     question = {"found": told.asked.found, "tokens": int(result.prompt.mask("question").sum())} if told.asked else None
-    found, recalls = (result.found, result.recalled) if isinstance(result, TurnResult) else (None, ())
+    found, recalls = (result.match, result.recalled) if isinstance(result, TurnResult) else (None, ())
     stages = [{"name": "render", "tokens": 0, "ms": 1e3 * told.render}]
     stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
     return {

@@ -61,7 +61,7 @@ class Sessions:
     @property
     def behind(self) -> bool:
         """Whether something can be written to files now."""
-        return self.talks is not None and self.talks.behind
+        return self.talks is not None and self.talks.has_unsaved
 
     def save(self) -> None:
         """Have it written; nothing where there are no files."""

@@ -1,4 +1,4 @@
-"""The answer to what the target reads, on one GPU or on several: prefill up to the first token, and the rest."""
+"""The answer of the target, on one GPU or on several: prefill up to the first token, and the rest."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from sp.models.run.tree import LayerFeatures
 from sp.models.shards.shards import SharedModel, stream
 from sp.ops.array_module import array_module, on_host
 from sp.parallel.group import StoppedError
-from sp.session.compress import Compressed
+from sp.session.compress import CompressedPrompt
+from sp.session.device.cache_pool import CacheGraphs, CachePool, PooledCache
 from sp.session.device_memory import Meter
 from sp.session.loaded import Loaded, draft_of
 from sp.session.options import RunOptions
-from sp.session.residency import CacheGraphs, CachePool, PooledCache
 
 Progress = Callable[[int], None]
 
 
 @dataclass
 class OnGPUs:
-    """What GPUs that share the target tell of an answer, once `Begun.tokens` is closed. `peaks` are the most bytes in
-    use on each up to the first token, 0 on the CPU; `refused` is `PooledCache.refused`.
+    """Reports of GPUs that share the target on an answer, complete once `PrefilledAnswer.tokens` is closed.
+
+    `peaks`: most bytes in use on each up to the first token, 0 on the CPU; `refused`: see `PooledCache.refused`.
     """
 
     peaks: list[int]
@@ -43,49 +44,57 @@ class OnGPUs:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """An answer whose first token is known; `rest` computes the others as it is asked for them.
+class PrefilledAnswer:
+    """An answer whose first token is known; `rest` computes the others on demand.
 
-    `densities` are the shares of the causal blocks that sparse attention layers read; empty where attention was dense.
-    `passes` fills with the tokens that each pass of the target gives, where a draft guesses; once `tokens` is closed,
-    those that were taken from it are left. `read` tells how many tokens of the prompt were read in which way, see
-    `sp.models.run.graph.Way`; empty where all were read launch by launch without asking. `gpus` is there
-    where GPUs share the target.
+    Attributes
+    ----------
+    first : int
+    rest : generator of int
+    densities : tuple of float
+        Shares of the causal blocks that sparse attention layers read; empty where attention was dense.
+    passes : list of int
+        With speculative decoding, the number of tokens of each pass of the target; once `tokens` is closed, only those
+        that were taken from it.
+    prefill_counts : mapping
+        Prompt tokens by the way they were read, see `sp.models.run.graph`; empty where all were launched eagerly.
+    gpus : OnGPUs or None
+        Reports of GPUs that share the target.
     """
 
     first: int
     rest: Generator[int]
     densities: tuple[float, ...] = ()
     passes: list[int] = field(default_factory=list)
-    read: Mapping[str, int] = field(default_factory=dict)
+    prefill_counts: Mapping[str, int] = field(default_factory=dict)
     gpus: OnGPUs | None = None
 
     def tokens(self) -> Generator[int]:
-        """All tokens, the first one first; closes `rest` when closed."""
-        taken = 0  # after the first
+        """Yield all tokens, the first one first; closes `rest` when closed."""
+        count = 0  # tokens after the first
         try:
             with closing(self.rest):
                 yield self.first
                 for token in self.rest:
-                    taken += 1
+                    count += 1
                     yield token
         finally:
-            self.passes[:] = cut(self.passes, taken)
+            self.passes[:] = truncated(self.passes, count)
 
 
-def cut(passes: Sequence[int], tokens: int) -> list[int]:
-    """Tokens of each pass, up to so many in all: the last one cut, those after it left out."""
-    found: list[int] = []
+def truncated(passes: Sequence[int], tokens: int) -> list[int]:
+    """Return the tokens of each pass, up to so many in all: the last one reduced, those after it omitted."""
+    lengths: list[int] = []
     for length in passes:
         if tokens <= 0:
             break
-        found.append(min(length, tokens))
+        lengths.append(min(length, tokens))
         tokens -= length
-    return found
+    return lengths
 
 
-def needed(draft: Draft | None) -> Draft:
-    """Return the draft model; ConfigError if there is none, which speculative decoding needs."""
+def required_draft(draft: Draft | None) -> Draft:
+    """Return the draft of a speculative decoder; ConfigError if there is none."""
     if draft is None:
         raise ConfigError(
             "speculative decoding needs a draft model of the target; pass --speculator FILE, or call with_speculator"
@@ -95,41 +104,47 @@ def needed(draft: Draft | None) -> Draft:
 
 def begin(
     target: Loaded,
-    given: Compressed,
+    compressed: CompressedPrompt,
     options: RunOptions,
     progress: Progress | None,
     draft: Draft | None = None,
     pool: CachePool | None = None,
-) -> Begun:
-    """Run the target over the given tokens, up to the first token of the answer. ConfigError without the draft that the
-    options' way of decoding needs.
+) -> PrefilledAnswer:
+    """Run the target over a compressed prompt, up to the first token of the answer.
+
+    ConfigError if the options' decoder needs a draft and there is none.
     """
     pool, decoder = pool or CachePool(keep=False), options.decode
-    tokens = len(given.ids) + options.max_new_tokens
+    tokens = len(compressed.ids) + options.max_new_tokens
     if isinstance(decoder, Speculative):
-        tokens += decoder.nodes(needed(draft).block_size)
+        tokens += decoder.nodes(required_draft(draft).block_size)
+    # The counts of used experts in host memory are those of this prompt alone.
     if target.model.cold is not None:
         target.model.cold.restart()
     pooled = pool.take(target.model, tokens, options.kv, options.rotate)
     try:
         if draft is not None and isinstance(decoder, Speculative):
-            begun = _begin_with_draft(target, given, options, decoder, progress, draft, pooled)
+            prefilled = _begin_with_draft(target, compressed, options, decoder, progress, draft, pooled)
         else:
-            logits, densities = read_prompt(target.model, given.ids, given.positions, pooled, options, progress)
-            rest = decode(target.model, logits, given.next_position, pooled, options)
-            begun = Begun(-1, rest, densities, read=pooled.take_counts())
+            logits, densities = read_prompt(
+                target.model, compressed.ids, compressed.positions, pooled, options, progress
+            )
+            rest = decode(target.model, logits, compressed.next_position, pooled, options)
+            prefilled = PrefilledAnswer(-1, rest, densities, prefill_counts=pooled.take_counts())
     except BaseException:
         pooled.end()
         raise
-    lent = _lent(pooled, pool, begun.rest)
-    return replace(begun, first=next(lent), rest=lent)
+    stream = _returning(pooled, pool, prefilled.rest)
+    # The first token is computed here, so that it is timed with the prefill.
+    return replace(prefilled, first=next(stream), rest=stream)
 
 
-def _lent(pooled: PooledCache, pool: CachePool, stream: Generator[int]) -> Generator[int]:
-    """The same stream; its cache goes back to the pool when it has ended or is closed, but not after an error."""
+def _returning(pooled: PooledCache, pool: CachePool, stream: Generator[int]) -> Generator[int]:
+    """Yield the same tokens, and return the cache to the pool at the end or when closed, but not after an error."""
     try:
         with closing(stream):
             yield from stream
+    # A caller that stops early leaves a valid cache; after any other error its contents are unknown.
     except GeneratorExit:
         pool.give_back(pooled)
         raise
@@ -147,15 +162,15 @@ def read_prompt(
     options: RunOptions,
     progress: Progress | None,
 ) -> tuple[Floats, tuple[float, ...]]:
-    """Logits of the last token, and the densities of sparse attention layers; see `Begun`."""
-    what = model, ids, positions, graphs.cache
+    """Return the logits of the last token, and the densities of sparse attention layers; see `PrefilledAnswer`."""
+    arguments = model, ids, positions, graphs.cache
     if options.target_sparse is not None:
-        return prefill_sparse(*what, options.target_sparse, progress=progress)
-    return prefill(*what, gaps=options.state_gaps, hooks=Hooks(progress=progress), graphs=graphs.prefill()), ()
+        return prefill_sparse(*arguments, options.target_sparse, progress=progress)
+    return prefill(*arguments, gaps=options.state_gaps, hooks=Hooks(progress=progress), graphs=graphs.prefill()), ()
 
 
 def decode(model: Model, logits: Floats, position: int, graphs: CacheGraphs, options: RunOptions) -> Generator[int]:
-    """The tokens of an answer without a draft, from the logits of what was read before `position`."""
+    """Return the tokens of an answer without a draft, from the logits of the token before `position`."""
     return generate(
         *(model, logits, position, graphs.cache),
         limit=options.max_new_tokens,
@@ -166,98 +181,103 @@ def decode(model: Model, logits: Floats, position: int, graphs: CacheGraphs, opt
 
 def _begin_with_draft(
     target: Loaded,
-    given: Compressed,
+    compressed: CompressedPrompt,
     options: RunOptions,
     decoder: Speculative,
     progress: Progress | None,
     draft: Draft,
     pooled: PooledCache,
-) -> Begun:
-    """Read the prompt for an answer whose draft takes the outputs of some layers; `first` is not known yet."""
-    session, read = pooled.session(draft), 0
+) -> PrefilledAnswer:
+    """Prefill for speculative decoding, passing the outputs of some layers to the draft; `first` is not known yet."""
+    session, count = pooled.session(draft), 0
 
     def take(features: Floats) -> None:
-        nonlocal read
-        session.remember(features, given.positions[read : read + len(features)])
-        read += len(features)
+        nonlocal count
+        session.remember(features, compressed.positions[count : count + len(features)])
+        count += len(features)  # the features of a chunk belong to the next positions
 
     logits = prefill(
-        *(target.model, given.ids, given.positions, pooled.cache),
-        # The last layer is whole only where the draft wants its outputs.
-        rows=len(given.ids) if target.model.config.layers - 1 in draft.layers else 1,
+        *(target.model, compressed.ids, compressed.positions, pooled.cache),
+        # All rows of the last layer are computed only where the draft needs its outputs.
+        rows=len(compressed.ids) if target.model.config.layers - 1 in draft.layers else 1,
         gaps=options.state_gaps,
         hooks=Hooks(after_layer=LayerFeatures(draft.layers, take), progress=progress),
     )
     passes: list[int] = []
     rest = speculate(
-        *(target.model, session, decoder, logits, given.next_position, pooled.cache),
+        *(target.model, session, decoder, logits, compressed.next_position, pooled.cache),
         limit=options.max_new_tokens,
         seed=options.seed,
         on_pass=passes.append,
         cycle=pooled.cycle(decoder),
     )
-    return Begun(-1, rest, passes=passes)
+    return PrefilledAnswer(-1, rest, passes=passes)
 
 
 def begin_on_gpus(
     target: Loaded,
-    given: Compressed,
+    compressed: CompressedPrompt,
     options: RunOptions,
     progress: Progress | None,
     draft: Draft | None,
     pool: CachePool,
-) -> Begun:
-    """`begin` on every GPU that shares the target, each with a cache and a draft of its own. They choose the same
-    tokens, or take those of the first GPU where somebody watches these, and the first GPU's are returned. None reads
-    further than these are asked for, so that an answer that is ended early leaves them alike. SpError as `begin`, and
-    of a GPU that failed; what the GPUs keep is let go of then.
+) -> PrefilledAnswer:
+    """Run `begin` on every GPU that shares the target, each with a cache and a draft of its own.
+
+    They choose the same tokens, or take those of the first GPU where the decoder is observed; the first GPU's are
+    returned. No GPU reads further than tokens are requested, so that an answer that is ended early leaves them equal.
+    SpError as for `begin`, and for a GPU that failed; cached state on all gpus is dropped then.
     """
     model, pools = target.model, pool.gpus
-    assert isinstance(model, SharedModel), "one GPU answers by itself"
+    assert isinstance(model, SharedModel), "only for shared targets"
     assert pools is not None
     if isinstance(options.decode, Speculative):
-        needed(draft)
-    told, lead = OnGPUs([0] * model.shards.group.size), Lead(model.shards.group.size)
+        required_draft(draft)
+    report, leader = OnGPUs([0] * model.shards.group.size), TokenLeader(model.shards.group.size)
 
     def work(part: ShardModel) -> Generator[Any]:
         rank = part.shard.rank
-        pool, mine = pools.pools[rank], replace(target, model=part)
-        own = replace(options, decode=lead.decoder(options.decode, rank)) if options.decode.observed else options
-        with lead.leading() if rank == 0 else nullcontext():
-            with _metered(part, told.peaks):
-                begun = begin(mine, given, own, progress if rank == 0 else None, draft_of(draft, rank), pool)
+        pool, own_target = pools.pools[rank], replace(target, model=part)
+        own = replace(options, decode=leader.decoder(options.decode, rank)) if options.decode.observed else options
+        # Inside, followers may wait for the leader; however it ends, they are released.
+        with leader.leading() if rank == 0 else nullcontext():
+            with _metered(part, report.peaks):
+                prefilled = begin(
+                    own_target, compressed, own, progress if rank == 0 else None, draft_of(draft, rank), pool
+                )
             try:
-                with closing(begun.rest):
-                    yield begun
-                    yield from begun.rest
+                with closing(prefilled.rest):
+                    yield prefilled
+                    yield from prefilled.rest
             finally:
+                # All GPUs capture the same graphs, so one of them can report.
                 if rank == 0 and pool.idle is not None:
-                    told.refused = pool.idle.refused
+                    report.refused = pool.idle.refused
 
     pieces = stream(model.shards, work, spoiled=pools.drop)
-    first: Begun = next(pieces)
-    return replace(first, rest=pieces, gpus=told)
+    first: PrefilledAnswer = next(pieces)
+    return replace(first, rest=pieces, gpus=report)
 
 
-def target_line(target: Loaded, told: OnGPUs) -> str:
-    """The line of a report: who holds the target, and what is launched kernel by kernel if anything is.
+def target_line(target: Loaded, report: OnGPUs) -> str:
+    """Return the line of the report on the GPUs that hold the target, and on launches outside of CUDA graphs.
 
     >>> from sp.parallel.host import HostGroup
     >>> from sp.session.loaded import embedded, load
     >>> target_line(load(embedded("target"), device="cpu", group=HostGroup(2)), OnGPUs([0, 0]))
     'target: shared by 2 GPUs, 13.5 + 13.5 MB of weights'
     """
-    assert isinstance(target.model, SharedModel), "one GPU holds all"
+    assert isinstance(target.model, SharedModel), "only for shared targets"
     parts = [part.nbytes for part in target.model.shards.models]
     unit, size = ("GB", 1e9) if max(parts) >= 1e9 else ("MB", 1e6)
-    held = " + ".join(f"{nbytes / size:.3g}" for nbytes in parts)
-    line = f"target: shared by {len(parts)} GPUs, {held} {unit} of weights"
-    return line if told.refused is None else f"{line}; not in CUDA graphs: {told.refused}"
+    sizes = " + ".join(f"{nbytes / size:.3g}" for nbytes in parts)
+    line = f"target: shared by {len(parts)} GPUs, {sizes} {unit} of weights"
+    return line if report.refused is None else f"{line}; not in CUDA graphs: {report.refused}"
 
 
 @contextmanager
 def _metered(part: ShardModel, peaks: list[int]) -> Iterator[None]:
-    """Note the most bytes that are in use on a GPU inside; what its thread takes alone is seen."""
+    """Note the most bytes in use on a GPU inside; only allocations of this thread are counted."""
     if part.device == "cpu":
         yield
         return
@@ -268,17 +288,17 @@ def _metered(part: ShardModel, peaks: list[int]) -> Iterator[None]:
     peaks[part.shard.rank] = meter.peak
 
 
-class Lead:
-    """What the first GPU has chosen, for every other one.
+class TokenLeader:
+    """Passes the tokens that the first GPU chooses to every other GPU.
 
-    A grammar goes on with each token and log probabilities are told of each, so that this may be done once alone. All
-    GPUs have the same logits, and where nobody watches each chooses by itself.
+    A grammar advances with each token and callbacks report each, so one GPU alone may choose. All GPUs have the same
+    logits, and without an observer each chooses by itself.
 
     >>> from sp.decode import Greedy
-    >>> lead, told = Lead(2), []
-    >>> first = lead.decoder(Greedy(), 0).chooser(0, on_choice=told.append)
+    >>> leader, choices = TokenLeader(2), []
+    >>> first = leader.decoder(Greedy(), 0).chooser(0, on_choice=choices.append)
     >>> logits = np.array([[0.5, 2.0]], np.float32)
-    >>> int(first.choose(logits)[0]), int(lead.decoder(Greedy(), 1).chooser(0).choose(logits)[0]), len(told)
+    >>> int(first.choose(logits)[0]), int(leader.decoder(Greedy(), 1).chooser(0).choose(logits)[0]), len(choices)
     (1, 1, 1)
     """
 
@@ -286,24 +306,24 @@ class Lead:
         self._chosen = [SimpleQueue[int | None]() for _ in range(gpus - 1)]
 
     def decoder(self, base: Decoder, rank: int) -> Decoder:
-        """How a GPU decodes."""
-        return _Led(base, self, rank)
+        """Return the decoder of a GPU."""
+        return _LeaderDecoder(base, self, rank)
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """The first GPU is inside while it answers; others that wait for it leave when it has left."""
+        """Enter on the first GPU while it answers; GPUs that wait for it are released when it leaves."""
         try:
             yield
         finally:
-            self.tell(None)
+            self.send(None)
 
-    def tell(self, token: int | None) -> None:
-        """What was chosen; None when nothing more is."""
+    def send(self, token: int | None) -> None:
+        """Send a chosen token to the other GPUs; None if there is no further one."""
         for queue in self._chosen:
             queue.put(token)
 
     def token(self, rank: int) -> int:
-        """What a GPU is to take next; StoppedError where the first one has failed."""
+        """Return the next token for a GPU; StoppedError if the first GPU has failed."""
         token = self._chosen[rank - 1].get()
         if token is None:
             raise StoppedError
@@ -311,36 +331,36 @@ class Lead:
 
 
 @dataclass(frozen=True)
-class _Led(Decoder):
+class _LeaderDecoder(Decoder):
     base: Decoder
-    lead: Lead
+    leader: TokenLeader
     rank: int
 
     def chooser(self, seed: int, **observed: Any) -> Chooser:
         if self.rank > 0:
-            return _Taken(self.lead, self.rank)
+            return _ReceivingChooser(self.leader, self.rank)
         chooser = self.base.chooser(seed, **observed)
-        assert chooser is not None, "nobody watches"
-        return _Told(chooser, self.lead)
+        assert chooser is not None, "an observed decoder has a chooser"
+        return _SendingChooser(chooser, self.leader)
 
 
-class _Told(Chooser):
-    """Chooses as another does, and tells the other GPUs."""
+class _SendingChooser(Chooser):
+    """Chooses like another chooser, and sends the tokens to the other GPUs."""
 
-    def __init__(self, chooser: Chooser, lead: Lead) -> None:
-        self._chooser, self._lead = chooser, lead
+    def __init__(self, chooser: Chooser, leader: TokenLeader) -> None:
+        self._chooser, self._leader = chooser, leader
 
     def choose(self, logits: Floats) -> Any:
         token = self._chooser.choose(logits)
-        self._lead.tell(int(on_host(token)[0]))
+        self._leader.send(int(on_host(token)[0]))
         return token
 
 
-class _Taken(Chooser):
-    """Takes what the first GPU has chosen."""
+class _ReceivingChooser(Chooser):
+    """Takes the tokens that the first GPU has chosen."""
 
-    def __init__(self, lead: Lead, rank: int) -> None:
-        self._lead, self._rank = lead, rank
+    def __init__(self, leader: TokenLeader, rank: int) -> None:
+        self._leader, self._rank = leader, rank
 
     def choose(self, logits: Floats) -> Any:
-        return array_module(logits).full(1, self._lead.token(self._rank), np.int32)
+        return array_module(logits).full(1, self._leader.token(self._rank), np.int32)

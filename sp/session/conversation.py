@@ -18,27 +18,28 @@ from sp.keywords import names_keywords
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
 from sp.session import request
+from sp.session.disk.contents import RecordData, changes_of, put
 from sp.session.disk.records import Array
-from sp.session.disk.written import Written, put, written
 from sp.session.memory import Slots
 from sp.session.options import ConversationOptions, RunOptions
 from sp.session.pipeline import Pipeline
-from sp.session.recall import Memory, Recollection, told
+from sp.session.recall import Memory, Recollection, recalled_span
 from sp.session.result import OnToken, TurnResult, Usage
-from sp.session.stream import AsyncStream, Stream, Work
+from sp.session.stream import AnswerCall, AsyncStream, Stream
 from sp.session.tokenise import Vocabularies
 from sp.trace import OnProgress, Reporter, reporting, silent
 
 
 @names_keywords
 class Conversation:
-    """A transcript that grows, and what both models remember of it.
+    """A growing transcript, and the caches of both models for it.
 
-    The drafter keeps keys of all of it, so that it drafts only what is new and scores everything for each question. The
-    target's cache holds what was kept so far, at true positions. A turn adds what is kept of the new messages, and
-    brings back what was left out and matters now. History that was changed costs what comes after the change.
+    The drafter keeps keys of the whole transcript, so that it drafts only what is new and scores everything for each
+    question. The target's cache holds what was selected so far, at true positions. A turn adds what is selected of the
+    new messages, and brings back what was left out and matters now. If history was changed, everything after the change
+    is read again.
 
-    One thread at a time may use it, and no other use of the pipeline may run meanwhile.
+    One thread at a time may use it, and the pipeline must not be used otherwise meanwhile.
 
     Parameters
     ----------
@@ -47,12 +48,12 @@ class Conversation:
         As for `Pipeline.run`; `keep_ratio` is the share of each turn's new tokens.
     memory : ConversationOptions, optional
     vocabularies : Vocabularies, optional
-        That conversations of the same pipeline share.
+        Tokenisers that conversations of the same pipeline share.
 
     Raises
     ------
     ConfigError
-        For options that no conversation can have.
+        For options that a conversation does not support.
 
     Examples
     --------
@@ -75,11 +76,11 @@ class Conversation:
         pipeline.ready(self.options, keys=self.memory.keys)
         tokens = vocabularies or Vocabularies(pipeline.target, pipeline.drafter)
         self._memory = Memory(pipeline, self.options, self.memory, tokens)
-        self.used, self._at_work = 0.0, False
-        pipeline.residency.guests.add(self)
+        self.used, self._at_work = 0.0, False  # time of the last use, for the order of offloading
+        pipeline.memory_manager.clients.add(self)
 
     def __repr__(self) -> str:
-        return f"Conversation({len(self.transcript):,} tokens, {len(self.slots):,} of them held, {self.pipeline!r})"
+        return f"Conversation({len(self.transcript):,} tokens, {len(self.slots):,} of them cached, {self.pipeline!r})"
 
     @names_keywords
     def ask(
@@ -93,8 +94,9 @@ class Conversation:
         reporter: Reporter = silent,
         progress: OnProgress | None = None,
     ) -> TurnResult:
-        """Answer the last message of a chat, all of which is given each time; see `prompt_of` and `answer`. `progress`
-        as for `Pipeline.run`.
+        """Answer the last message of a chat, all of which is passed each time; see `prompt_of` and `answer`.
+
+        `progress` as for `Pipeline.run`.
         """
         prompt = prompt_of(messages, self.pipeline.target, tools or (), thinking, kept_from=kept_from)
         calling = calling_of(self.pipeline.target.template, tools)
@@ -110,7 +112,7 @@ class Conversation:
         kept_from: int = 0,
         progress: OnProgress | None = None,
     ) -> Stream[TurnResult]:
-        """What `ask` answers, as pieces of text that come while it is decoded."""
+        """Answer like `ask`, as pieces of text while it is decoded."""
         return Stream(*self._work(messages, tools, thinking, kept_from), reporting(progress))
 
     @names_keywords
@@ -123,7 +125,7 @@ class Conversation:
         kept_from: int = 0,
         progress: OnProgress | None = None,
     ) -> AsyncStream[TurnResult]:
-        """The same for an async loop."""
+        """Answer like `stream`, for an async loop."""
         return AsyncStream(*self._work(messages, tools, thinking, kept_from), reporting(progress))
 
     def _work(
@@ -132,7 +134,7 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] | None,
         thinking: Thinking,
         kept_from: int,
-    ) -> tuple[Work[TurnResult], AnswerText]:
+    ) -> tuple[AnswerCall[TurnResult], AnswerText]:
         target = self.pipeline.target
         prompt = prompt_of(messages, target, tools or (), thinking, kept_from=kept_from)
         calling = calling_of(target.template, tools)
@@ -153,10 +155,10 @@ class Conversation:
         decode: Decoder | None = None,
         reporter: Reporter = silent,
     ) -> TurnResult:
-        """Answer a prompt, which begins as far as may be like the one before and its answer.
+        """Answer a prompt, which repeats the one before and its answer as far as possible.
 
-        Whatever is raised, the conversation stands as before the turn, or as if the rest of the prompt were still to
-        come; by `on_token`, as if the answer had been ended there.
+        After an exception the conversation is as before the turn, or as if the rest of the prompt were still to come;
+        after one raised by `on_token`, as if the answer had ended there.
 
         Parameters
         ----------
@@ -164,15 +166,15 @@ class Conversation:
         on_token : callable, optional
             As for `greedy`.
         max_new_tokens : int, optional
-            In place of that of the options.
+            Replaces that of the options.
         decode : Decoder, optional
-            In place of that of the options; none that is speculative.
+            Replaces that of the options; not a speculative one.
         reporter : Reporter
 
         Raises
         ------
         PromptError
-            The transcript does not fit the target's window, or a budget of memory.
+            If the transcript does not fit the target's window, or a budget of memory.
         """
         options = self.options
         if max_new_tokens is not None:
@@ -188,86 +190,90 @@ class Conversation:
         return turn_result(done.turn, done)
 
     def matching(self, ids: Ints) -> int:
-        """How many first tokens of a prompt in the target's vocabulary are those of the transcript."""
+        """Return how many first tokens of a prompt in the target's vocabulary equal those of the transcript."""
         return self._memory.target.decided(ids)
 
     @property
     def transcript(self) -> Ints:
-        """Tokens that earlier turns have decided, and what was read of the last answer, (n,)."""
+        """Tokens about which earlier turns decided, and the tokens of the last answer that were read, (n,)."""
         return self._memory.target.transcript
 
     @property
     def slots(self) -> Slots:
-        """What the target's cache holds of them."""
+        """Tokens of the transcript that the target's cache holds."""
         return self._memory.target.slots
 
     def fork(self, prompt: Prompt) -> Conversation:
-        """Another conversation that knows what this one knows of a prompt's beginning; this one stays as it is."""
-        mine, attempt = self._memory, self.pipeline.residency.attempt
-        other = Conversation(self.pipeline, self.options, self.memory, vocabularies=mine.tokens)
-        ids = mine.tokens.target(prompt).ids
+        """Return another conversation with the caches of a prompt's beginning; this one is unchanged."""
+        own, attempt = self._memory, self.pipeline.memory_manager.attempt
+        other = Conversation(self.pipeline, self.options, self.memory, vocabularies=own.tokens)
+        # Each cache is copied while its model has the device, which may offload the other.
+        ids = own.tokens.target(prompt).ids
         with ExitStack() as stack:
-            other._memory.target = attempt(stack, "target", len(ids), partial(mine.target.fork, ids))
-        if mine.drafter is not None:
-            ids = mine.tokens.drafter(prompt).ids
+            other._memory.target = attempt(stack, "target", len(ids), partial(own.target.fork, ids))
+        if own.drafter is not None:
+            ids = own.tokens.drafter(prompt).ids
             with ExitStack() as stack:
-                other._memory.drafter = attempt(stack, "drafter", len(ids), partial(mine.drafter.fork, ids))
+                other._memory.drafter = attempt(stack, "drafter", len(ids), partial(own.drafter.fork, ids))
         return other
 
-    def written(self, *, anew: bool = False) -> Written | None:
-        """What it has come to know since this was last asked, or `anew` all of it, for a file; None after a failure."""
-        return written(self._memory, anew=anew)
+    def changes(self, *, full: bool = False) -> RecordData | None:
+        """Return what is new since the last call, or with `full` everything, for a file; None after a failure."""
+        return changes_of(self._memory, full=full)
 
     def put(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        """Know what another one of the same models and options knew. DamagedError: it is not of these."""
+        """Load the contents of another one of the same models and options; DamagedError if it does not fit these."""
         put(self._memory, facts, arrays)
 
-    def leave(self) -> bool:
-        """Move both caches to host memory until they are next needed; False if they were there."""
-        left = self._memory.target.leave()
-        return self._park_drafter() or left
+    def offload(self) -> bool:
+        """Move both caches to host memory until they are needed next; False if they were there."""
+        moved = self._memory.target.offload()
+        return self._park_drafter() or moved
 
-    def leave_for(self, name: str | None) -> bool:
+    def offload_for(self, name: str | None) -> bool:
         if not self._at_work:
-            return self.leave()
-        beside = name == "target" and self._park_drafter()
-        return self._memory.target.leave() if name == "drafter" else beside
+            return self.offload()
+        # During a turn only the cache of the model that does not run may be moved.
+        if name == "drafter":
+            return self._memory.target.offload()
+        return name == "target" and self._park_drafter()
 
     def _park_drafter(self) -> bool:
-        return self._memory.drafter is not None and self._memory.drafter.trail.park()
+        return self._memory.drafter is not None and self._memory.drafter.cache.park()
 
     def clear(self) -> None:
-        """Forget everything and give its memory back."""
+        """Forget everything and free its memory."""
         self._memory.target.clear()
         if self._memory.drafter is not None:
-            self._memory.drafter.trail.clear()
+            self._memory.drafter.cache.clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both caches where the models are, and of what reads into them."""
-        return self._memory.target.nbytes + sum(trail.nbytes for trail in self._memory.trails[1:])
+        """Size in bytes of both caches on the device of the models, and of the graphs that use them."""
+        return self._memory.target.nbytes + sum(cache.nbytes for cache in self._memory.caches[1:])
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes of snapshots, and of caches that have left."""
-        return sum(trail.host_nbytes for trail in self._memory.trails)
+        """Size in bytes of snapshots and offloaded caches."""
+        return sum(cache.host_nbytes for cache in self._memory.caches)
 
 
-def turn_result(turn: Recollection, done: request.Done) -> TurnResult:
-    """What a turn tells of its request."""
-    prompt, way, n, new = turn.prompt, turn.plan.way, len(turn.prompt), len(done.settled.fixed)
-    recalled = tuple(told(run, prompt, turn.threshold, way) for run in turn.runs) if way else ()
+def turn_result(turn: Recollection, done: request.RequestResult) -> TurnResult:
+    """Return the result of a turn from that of its request."""
+    prompt, way, n, new = turn.prompt, turn.plan.way, len(turn.prompt), len(done.plan.fixed)
+    recalled = tuple(recalled_span(run, prompt, turn.threshold, way) for run in turn.runs) if way else ()
     drafting = [] if done.scored is None or turn.memory.drafter is None else done.scored.trace.stages
     usage = Usage(
         prompt=n,
         cached=turn.decided,
         new=new,
         kept=new if done.selection is None else int(done.selection.selected.sum()),
-        recalled=sum(each.end - each.start for each in recalled),
+        recalled=sum(span.end - span.start for span in recalled),
         read=turn.cost,
         held=len(turn.plan.slots),
         drafted=sum(stage.tokens for stage in drafting if stage.name == "score"),
     )
+    # Shares of blocks that the drafter's sparse attention read.
     shares = done.scored.importance.densities if done.scored else ()
-    how = done.answer, usage, done.answer.trace, recalled, prompt, turn.plan.slots.present(n)
-    return TurnResult(*how, done.scores, done.settled.decision, shares)
+    common = done.answer, usage, done.answer.trace, recalled, prompt, turn.plan.slots.present(n)
+    return TurnResult(*common, done.scores, done.plan.decision, shares)

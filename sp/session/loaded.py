@@ -1,4 +1,4 @@
-"""A model opened for use: weights, tokenizer, chat template; which drafter a target has, and GPUs that share them."""
+"""A model loaded for use: weights, tokenizer, chat template; the drafter of a target, and GPUs that share them."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ from sp.session.key_bases import FileBases, with_bases
 from sp.trace import Reporter
 
 EMBEDDED = {"target": "target.gguf", "drafter": "drafter.gguf", "draft": "draft.gguf"}
-LONGEST_DRAFT = 1 << 20
-MOST_ON_CPU = 1 << 30  # bytes of random weights beyond which the CPU is no place for them
+LONGEST_DRAFT = 1 << 20  # positions up to which a drafter is extrapolated
+MOST_ON_CPU = 1 << 30  # bytes of random weights that are created on the CPU at most
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """One model of the pair.
+    """A model of the pair.
 
     Parameters
     ----------
     path : Path
-        Where the model came from; of random weights only a name.
+        The file of the model; of random weights only a name.
     model : Model
     tokenizer : Tokenizer
     template : ChatTemplate or None
-        If the file has one.
+        Chat template, if the file has one.
     nbytes : int
-        Bytes of the file.
+        Size of the file in bytes.
     file : GGUFFile, optional
-        Stays open on the CPU, where weights that stay packed are views of it.
+        The open file on the CPU, where packed weights are views of it.
     trained : int, optional
-        Positions that the file, or a scaling of RoPE in its place, says the model is good for; its context may be
+        Positions that the model is trained for, by its file or by a requested scaling of RoPE; its context may be
         longer.
-    asked : RopeScaling, optional
-        The scaling of RoPE that was asked for.
+    requested_rope : RopeScaling, optional
+        Scaling of RoPE requested by the user.
     chosen : str
-        Why it is this file, of a drafter that was not named; empty for others.
+        Reason for a drafter that was chosen automatically; empty for others.
     needed : RopeScaling, optional
-        The scaling that a prompt beyond the window needs; see `for_prompt`.
+        Scaling that a prompt beyond the window needs; see `for_prompt`.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class Loaded:
     nbytes: int
     file: GGUFFile | None = None
     trained: int | None = None
-    asked: RopeScaling | None = None
+    requested_rope: RopeScaling | None = None
     chosen: str = ""
     needed: RopeScaling | None = None
 
@@ -91,7 +91,7 @@ class Loaded:
         return f"Loaded({plain(self.path.name)!r}, {self.model!r}, {vocabulary})"
 
     def for_prompt(self, tokens: int) -> Loaded:
-        """The model as it reads so many tokens: beyond its window with YaRN, unless a scaling of RoPE was asked for.
+        """Return the model for a prompt of so many tokens: beyond its window with YaRN, unless a scaling was requested.
 
         Only a drafter, whose context is longer than its window, reads more than that; see `needed_scaling`.
 
@@ -102,9 +102,9 @@ class Loaded:
         (True, 'yarn:2')
         """
         window, config = self.trained, self.model.config
-        if self.asked is not None or window is None or not window < tokens <= config.context:
+        if self.requested_rope is not None or window is None or not window < tokens <= config.context:
             return self
-        own = replace(config, context=window)
+        own = replace(config, context=window)  # the configuration without extrapolation
         needed = needed_scaling(own, tokens)
         if needed is None:
             return self
@@ -112,7 +112,7 @@ class Loaded:
         return replace(self, model=self.model.with_rope(scaled.rope), trained=scaled.context, needed=needed)
 
     def describe(self) -> dict[str, object]:
-        """Facts for the trace."""
+        """Return facts for the trace."""
         config = self.model.config
         return {
             "file": self.path.name,
@@ -124,28 +124,29 @@ class Loaded:
             "hidden": config.hidden,
             "vocabulary": self.tokenizer.vocab_size,
             "vocabulary_sha256": self.tokenizer.sha256,
-            "repacked": [asdict(each) for each in self.model.repacked],
+            "repacked": [asdict(change) for change in self.model.repacked],
             "math": self.model.arithmetic.as_dict(),
             "rope": rope_facts(config.rope)
-            | {"positions": self.trained, "asked": self.asked and str(self.asked)}
+            | {"positions": self.trained, "asked": self.requested_rope and str(self.requested_rope)}
             | ({"needed": str(self.needed)} if self.needed else {}),
         }
 
 
 def embedded(role: str) -> Path:
-    """Path of the embedded `target`, `drafter` (which scores prompts) or `draft` (which guesses answers)."""
+    """Return the path of the embedded `target`, `drafter` (scores prompts) or `draft` (speculative decoding)."""
     return Path(str(files("sp") / "assets" / EMBEDDED[role]))
 
 
 def with_tools() -> str:
-    """The chat template of the embedded target and drafter with tools, which their files' own does not show. The files
-    stay as they are, as records name them by their hash; without tools the two templates say the same.
+    """Return the chat template with tools of the embedded target and drafter; that in their files renders no tools.
+
+    The files stay as they are, because records name them by their hash; without tools both templates render the same.
     """
     return (files("sp") / "assets" / "chat_template.jinja").read_text(encoding="utf-8")
 
 
-def own(path: Path) -> bool:
-    """Whether a file is an embedded model that chats."""
+def is_embedded_chat(path: Path) -> bool:
+    """Return True if a file is an embedded model that chats."""
     return any(path.resolve() == embedded(role).resolve() for role in ("target", "drafter"))
 
 
@@ -171,9 +172,9 @@ def load(
     path : path
         The file, or the first of its shards; or the name of a known model that was fetched.
     extrapolate : bool
-        Allow positions beyond the file's context, as a drafter needs whose context is shorter than the
-        target's: its scores only have to rank. It then reads them with YaRN, see `Loaded.for_prompt`; where that
-        cannot be RoPE is extrapolated, and the report says so, see `sp.session.report`.
+        Allow positions beyond the file's context, for a drafter whose context is shorter than the target's: its
+        scores only have to rank. It then reads them with YaRN, see `Loaded.for_prompt`; where that is impossible
+        RoPE is extrapolated, and the report says so, see `sp.session.report`.
     device : {"auto", "cpu", "cuda"}
         `auto` is the GPU where there is one that the kernels run on.
     rope : RopeScaling, optional
@@ -181,18 +182,18 @@ def load(
     progress : callable, optional
         See `load_model`.
     room : int, optional
-        Bytes of the device for this model, its cache and its work. Experts of a mixture that needs more wait in host
-        memory, see `cold_layers`; without it all weights lie on the device.
+        Bytes of the device for this model, its cache and its work. Experts of a mixture that needs more stay in host
+        memory, see `cold_layers`; by default all weights are on the device.
     precision : {"bf16", "int8", "fp8", "auto"}
         See `load_model`.
     group : ParallelGroup, optional
         GPUs that share it, see `load_shards`; the model is then a `SharedModel`.
     scorers : sequence of Scorer
-        Of a drafter that only scores: those it is for. Layers that none of them runs are not loaded, and the file's
-        calibration is looked up, or made, where one of them asks for it.
+        For a drafter that only scores, its scorers. Layers that none of them runs are not loaded, and the file's
+        calibration is looked up, or computed, if one of them needs it.
     reporter : Reporter, optional
-        Is told when a calibration is made, or keys are measured for a cache that turns them (`5bit`); either may take
-        a minute.
+        Shows a calibration, or a measurement of keys for a cache that transforms them (`5bit`); either may take a
+        minute.
     beside : Loaded, optional
         A whole model that stays open, loaded with the same `precision`. If this is its file, and both are on the CPU,
         its weights and its tokenizer are this one's as well.
@@ -218,41 +219,42 @@ def load(
     if beside is not None and (where != "cpu" or model_path(path).resolve() != beside.path.resolve()):
         beside = None
     file = GGUFFile.open(path) if beside is None or beside.file is None else beside.file
-    config = read_config(file)  # first, for a file of another kind is best told by its architecture
+    config = read_config(file)  # first, because its architecture identifies a file of another kind best
     tokenizer = Tokenizer.from_gguf(file) if beside is None else beside.tokenizer
     trained = (config if rope is None else rope.applied(config)).context
     context = longest(trained) if extrapolate else None
     formats = file_formats(file)
     if group is not None:
         shard_config(config, group.size)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "device": where,
         "context": context,
         "rope": rope,
         "progress": progress,
         "precision": precision,
     }
-    source = with_tools() if own(file.path) else chat_template(file)
+    # Files name a template for tools separately, if they have one.
+    source = with_tools() if is_embedded_chat(file.path) else chat_template(file)
     template = ChatTemplate.of_file(source, tokenizer, chat_template(file, TOOL_USE))
     retrieval = known_retrieval(file.path, config, scorers)
     if retrieval is None and makes_one(scorers):
         whole = load_model(file, device=where, context=longest(config.context))
         retrieval = made_retrieval(file.path, whole, tokenizer, template, reporter)
-        del whole  # before the layers that are needed are loaded
+        del whole  # its memory is needed for the layers loaded next
     if beside is not None:
         model = beside.model.with_config(replace(config_with_overrides(file, context, rope), retrieval=retrieval))
     elif group is None:
         depth = needed_depth(scorers, replace(config, retrieval=retrieval))
-        model = load_model(file, cold=cold_within(config, formats, room, precision), depth=depth, **how)
+        model = load_model(file, cold=cold_within(config, formats, room, precision), depth=depth, **options)
         model.config = replace(model.config, retrieval=retrieval)
     else:
-        model = SharedModel(load_shards(file, group, **how))
+        model = SharedModel(load_shards(file, group, **options))
     if tokenizer.vocab_size > model.config.vocab:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens but the embedding has "
             f"{model.config.vocab} rows; the file is inconsistent, get another one"
         )
-    parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())
+    parameters = sum(prod(tensor.shape) for tensor in file.tensors.values())  # embeddings included
     with_bases(model, FileBases(file.path, tokenizer, trained, parameters, reporter))
     return Loaded(file.path, model, tokenizer, template, file.nbytes, file, trained, rope)
 
@@ -270,7 +272,7 @@ def synthetic(
     group: ParallelGroup | None = None,
     scorers: Sequence[Scorer] = (),
 ) -> Loaded:
-    """Random weights in a named shape, with a vocabulary made by rule: for speed, not for answers.
+    """Create random weights in a named shape, with a synthetic vocabulary: for speed, not for answers.
 
     On the GPU the weights are made there and no file is written.
 
@@ -279,7 +281,7 @@ def synthetic(
     shape : str
         One of `sp.models.synthetic.shapes.list_shapes`.
     file_type : str, optional
-        One of `sp.models.file.file_type.FILE_TYPES`; the one that the shape is meant in if left out.
+        One of `sp.models.file.file_type.FILE_TYPES`; the one that the shape is meant in if omitted.
     extrapolate, device, rope, room, precision, group, scorers
         See `load`; there is no calibration of random weights.
     seed : int
@@ -299,8 +301,9 @@ def synthetic(
     from sp.models.synthetic.synthetic import synthetic_metadata, write_synthetic
 
     file_type = type_of_shape(shape, file_type)
-    nbytes = sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))
+    nbytes = sum(fmt.nbytes(size) for _, size, fmt in tensor_plan(shape, file_type))  # as if it were a file
     name = Path(f"{shape}-{file_type}.synthetic")
+    # On the CPU weights are views of a file, so one is written and read like any other.
     if pick_device(device) == "cpu":
         if nbytes > MOST_ON_CPU:
             raise ConfigError(
@@ -310,40 +313,43 @@ def synthetic(
         with TemporaryDirectory() as folder:
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
             plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
-            made = load(
+            loaded = load(
                 file, extrapolate=extrapolate, device="cpu", rope=rope, precision=precision, group=group, scorers=plain
             )
-            with_bases(made.model, None)  # of random weights, whose file is gone
-            return replace(made, path=name)
+            with_bases(loaded.model, None)  # they would be cached by the hash of a temporary file
+            return replace(loaded, path=name)
     from sp.models.synthetic.random_store import random_model, random_shards
 
-    found = find_shape(shape)
-    metadata = synthetic_metadata(found, file_type)
+    named_shape = find_shape(shape)
+    metadata = synthetic_metadata(named_shape, file_type)
     if group is None:
-        cold = cold_within(found.config, {tensor: fmt for tensor, _, fmt in found.plan(file_type)}, room, precision)
-        model = random_model(shape, file_type, seed, rope, cold, precision, needed_depth(scorers, found.config))
+        cold = cold_within(
+            named_shape.config, {tensor: fmt for tensor, _, fmt in named_shape.plan(file_type)}, room, precision
+        )
+        model = random_model(shape, file_type, seed, rope, cold, precision, needed_depth(scorers, named_shape.config))
     else:
-        shard_config(found.config, group.size)
+        shard_config(named_shape.config, group.size)
         model = SharedModel(random_shards(shape, file_type, group, precision, seed, rope))
     trained = model.config.context
     if extrapolate:
         model.config = replace(model.config, context=longest(trained))
     tokenizer = Tokenizer.from_metadata(metadata, str(name))
     template = ChatTemplate.of_file(str(metadata["tokenizer.chat_template"]), tokenizer)
-    return Loaded(name, model, tokenizer, template, nbytes, trained=trained, asked=rope)
+    return Loaded(name, model, tokenizer, template, nbytes, trained=trained, requested_rope=rope)
 
 
 def longest(context: int) -> int:
-    """Positions a drafter is trusted with."""
+    """Return the number of positions a drafter is used for."""
     return max(context, LONGEST_DRAFT)
 
 
-OF_ONE_GPU = "a budget of GPU memory is for one GPU; leave --vram away, or --gpus and --target-gpus"
+OF_ONE_GPU = "--vram limits the memory of a single GPU; omit it, or --gpus and --target-gpus"
 
 
 def sharing(gpus: int, target_gpus: int | None, where: Device, vram: int | None) -> NcclGroup | None:
-    """The GPUs that share a target, for `load`: as many as draft, unless another number is asked for; None for one.
-    ConfigError with a budget of memory, or on the CPU; DeviceError: where there are not so many, or no NCCL.
+    """Return the GPUs that share a target, for `load`: by default as many as draft; None for one.
+
+    ConfigError with a budget of memory, or on the CPU; DeviceError if there are fewer GPUs, or no NCCL.
     """
     count = gpus if target_gpus is None else target_gpus
     if vram is not None and max(gpus, count) > 1:
@@ -352,16 +358,14 @@ def sharing(gpus: int, target_gpus: int | None, where: Device, vram: int | None)
 
 
 def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:
-    """The drafter of a target where none is named: its path, or the name of a known model.
+    """Return the default drafter of a target: its path, or the name of a known model.
 
-    The embedded target has the embedded drafter. That one was trained for the texts of its own world, so any other
-    target has the best known model that was fetched.
+    The embedded target has the embedded drafter. That one is trained for texts of its own world only, so any other
+    target gets the best known model that was fetched. If no class of `scorers` runs a model, the embedded drafter
+    suffices, because it reads nothing.
 
-    If none of the classes of `scorers` that will be used runs a model, the embedded drafter will do, for it reads
-    nothing.
-
-    ConfigError: no such model was fetched; GGUFError, ModelError: the same, of a target that cannot be opened, or is no
-    model, either.
+    ConfigError if no such model was fetched; GGUFError or ModelError for a target that cannot be opened, or is no
+    model.
     """
     if target is None or model_path(target).resolve() == embedded("target").resolve():
         return embedded("drafter")
@@ -369,29 +373,32 @@ def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] |
         return embedded("drafter")
     if (model := best_drafter()) is not None:
         return Path(model.name)
-    with GGUFFile.open(target) as file:  # what is wrong with it comes first
+    with GGUFFile.open(target) as file:  # its errors take precedence
         read_config(file)
         Tokenizer.from_gguf(file)
     raise ConfigError(
-        f"{short(Path(target).name)} needs a drafter that scores prompts, and none is here; fetch one with: "
-        "sp get smollm2-135m, or name one with --drafter"
+        f"{short(Path(target).name)} needs a drafter that scores prompts, and none was found; fetch one with: "
+        "sp get smollm2-135m, or pass one with --drafter"
     )
 
 
-def spread(drafter: Loaded, group: NcclGroup, opened: Callable[[Device], Loaded]) -> ContextParallel:
-    """A drafter that lies on the first GPU of a group, and its like on the others. ConfigError for one with recurrent
-    layers; DeviceError with too little memory on a GPU.
+def replicated(drafter: Loaded, group: NcclGroup, load_copy: Callable[[Device], Loaded]) -> ContextParallel:
+    """Return a drafter on the first GPU of a group with copies on the others.
+
+    ConfigError for a drafter with recurrent layers; DeviceError if a GPU has too little memory.
     """
     if drafter.model.config.delta_layers:
         raise ConfigError(
             f"{drafter.path.name} has recurrent layers, whose state would go from GPU to GPU; leave --gpus away, or "
             "take a drafter of attention layers"
         )
-    return ContextParallel(group, [drafter.model, *(one.model for one in copies(group, lambda: opened("cuda")))])
+    return ContextParallel(
+        group, [drafter.model, *(loaded.model for loaded in copies(group, lambda: load_copy("cuda")))]
+    )
 
 
 def gpus_line(gpus: ContextParallel, together: bool) -> str:
-    """The line of a report: whether the GPUs read together, or else why not.
+    """Return the line of a report on whether the GPUs read together.
 
     >>> from sp.parallel.host import HostGroup
     >>> gpus_line(ContextParallel(HostGroup(2), [load_model(embedded("drafter"))] * 2), together=True)
@@ -405,23 +412,23 @@ def gpus_line(gpus: ContextParallel, together: bool) -> str:
 
 @dataclass(frozen=True, repr=False)
 class DraftOnGPUs(Draft):
-    """The draft of the first GPU, and those of the others."""
+    """The draft of the first GPU, with those of the others."""
 
     others: tuple[Draft, ...] = ()
 
 
 def draft_on_gpus(path: str | Path, model: SharedModel) -> DraftOnGPUs:
-    """`load_draft` for every GPU's share of the target."""
+    """Run `load_draft` for every GPU's shard of the target."""
     drafts = []
     for part in model.shards.models:
         with model.shards.group.device(part.shard.rank):
-            drafts.append(load_draft(path, part))
+            drafts.append(load_draft(path, part))  # its buffers are allocated on that GPU
     first = {field.name: getattr(drafts[0], field.name) for field in fields(Draft)}
     return DraftOnGPUs(**first, others=tuple(drafts[1:]))
 
 
 def draft_of(draft: Draft | None, rank: int) -> Draft | None:
-    """That of one GPU; none where there is none."""
+    """Return the draft of one GPU, or None."""
     if not isinstance(draft, DraftOnGPUs):
         return draft
     return (draft, *draft.others)[rank]

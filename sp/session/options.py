@@ -1,4 +1,4 @@
-"""The options of a run, of its models and of where they run: each once, for Python, command line, sweeps and server."""
+"""Options of a run, of its models and devices: defined once for Python, command line, sweeps and server."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 if TYPE_CHECKING:
 
-    class Written(Generic[T]):
-        """A field that may be given by name: what type checkers let it be set to, and what it is then."""
+    class ByName(Generic[T]):
+        """A field of type T that may be set by name, for type checkers."""
 
         def __get__(self, instance: object, owner: object) -> T: ...
         def __set__(self, instance: object, value: T | str) -> None: ...
 
 else:
 
-    class Written:
-        """The type itself, for whoever looks at fields."""
+    class ByName:
+        """Stands for the type itself when fields are inspected at run time."""
 
         def __class_getitem__(cls, kind):
             return kind
@@ -45,25 +45,25 @@ Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
 BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
-"""Options that are strategies, and where their names stand."""
+"""Options that are strategies, with the registries of their names."""
 PrecisionName = Literal["auto", "bf16", "fp8", "int8"]
 
 
 @names_keywords
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which models there are, and what is asked of them.
+    """The models of a run and their options.
 
     Parameters
     ----------
     target : Path, optional
-        GGUF of the heavy model, or a known name; the embedded one if left out.
+        GGUF of the heavy model, or a known name; the embedded one if omitted.
     drafter : Path, optional
-        GGUF of the small model, or a known name; if left out, the best one here (see sp get).
+        GGUF of the small model, or a known name; if omitted, the best one found (see sp get).
     target_rope : RopeScaling, optional
-        RoPE scaling of the target in place of its file's: none, linear:2, yarn:4.
+        RoPE scaling of the target instead of its file's: none, linear:2, yarn:4.
     drafter_rope : RopeScaling, optional
-        The same of the drafter; left out, it reads beyond its window with YaRN as needed.
+        RoPE scaling of the drafter; by default YaRN as needed beyond its window.
     precision : {"auto", "bf16", "fp8", "int8"}
         Matmul precision of target prefill: bf16, int8, fp8 or auto.
     drafter_precision : {"auto", "bf16", "fp8", "int8"}
@@ -83,7 +83,7 @@ class ModelOptions:
 @names_keywords
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Where models run.
+    """The devices of the models.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class PlaceOptions:
     target_gpus : int, optional
         GPUs that share the target, if not as many as gpus.
     vram : Size, optional
-        GPU memory for models, caches and work, e.g. 24g; all there is if left out.
+        GPU memory for models, caches and work, e.g. 24g; all of it if omitted.
     break_even : Path, optional
         Records of sp bench ttft that decide whether auto compresses, in place of a prediction.
     """
@@ -116,44 +116,44 @@ class RunOptions:
     Parameters
     ----------
     keep_ratio : float
-        Share of the tokens that may be left out which the target reads, in (0, 1]; what is protected (question,
-        system message, markup) is read on top of it.
+        Share of the unprotected tokens that the target reads, in (0, 1]; protected ones (question, system message,
+        markup) are read in addition.
     scorer : Scorer or str
-        What makes a token important; by name with options in brackets, as in tail[queries=24], see sp list scorers.
+        Scorer of tokens; by name with options in brackets, as in tail[queries=24], see sp list scorers.
     selector : Selector or str
-        How tokens are chosen by importance; by name likewise, see sp list selectors.
+        Selector of tokens by importance; by name likewise, see sp list selectors.
     compress : {"auto", "always", "off"}
         Whether to compress; auto does so when the predicted cost is lower than that of the full prefill.
     threshold : int
-        With auto, shorter prompts (in tokens) are read whole whatever is predicted.
+        With auto, shorter prompts (in tokens) are always read whole.
     positions : {"original", "contiguous"}
-        Where kept tokens stand: where they stood in the prompt, or 0, 1, 2, ...; in a prompt that the target's window
-        is too short for, contiguously in any case.
+        Positions of selected tokens: those in the prompt, or 0, 1, 2, ...; always contiguous for a prompt longer than
+        the target's window.
     mapping : {"byte_span", "text_rejoin"}
-        From drafter to target: byte_span keeps the target tokens that share bytes with what the drafter found
-        important; text_rejoin joins the kept text and encodes it anew, which implies contiguous positions (cross-family
+        From drafter to target: byte_span selects the target tokens that share bytes with the drafter's important ones;
+        text_rejoin joins the selected text and encodes it again, which implies contiguous positions (cross-family
         speculative prefill, arXiv 2603.02631).
     mark_omitted : bool
-        Write [... 212 lines ...] where something was left out, never inside a JSON value. Marks come on top of the
-        tokens that are kept, and stand at positions of what they stand for.
+        Write [... 212 lines ...] where text was left out, never inside a JSON value. Marks are added to the selected
+        tokens, at positions of the text they replace.
     kv : KVType
         Format of the target's cached keys and values: f16, q8_0, 5bit, q4_0, or one for each side as in
         k=q8_0,v=q4_0; on the CPU f32, q5_1 and q5_0 too.
     rotate : bool, optional
-        Hadamard rotation of cached keys and values; by default where they are quantised, as llama.cpp has it.
+        Hadamard rotation of cached keys and values; by default where they are quantised, as in llama.cpp.
     state_gaps : {"compact", "reset", "decay"}
-        What the target's recurrent layers do where tokens were left out.
+        Treatment of gaps by the target's recurrent layers.
     sparse : Sparse, optional
-        Which key blocks the drafter reads, in place of what the scorer says: off, auto, alpha:0.1, density:0.05,
+        Key blocks that the drafter reads, instead of the scorer's own setting: off, auto, alpha:0.1, density:0.05,
         blocks:64, sqrt:64 or energy:0.9.
     target_sparse : FlashPrefill, optional
-        Lists the key blocks that the target's own attention layers read of a prompt; densely without it.
+        Block-sparse attention of target prefill; dense if omitted.
     decode : Decoder or str
-        How the answer is decoded, by name: greedy, sample, or with a draft dflash (a chain) or ddtree (a tree).
+        Decoder, by name: greedy, sample, or speculative with a draft: dflash (a chain) or ddtree (a tree).
     max_new_tokens : int
         Longest answer, thinking included, in tokens.
     seed : int
-        For scorers that draw random numbers, and for sampled answers.
+        Seed of scorers that draw random numbers, and of sampled answers.
 
     Raises
     ------
@@ -171,46 +171,48 @@ class RunOptions:
     group: ClassVar[str] = "Reading"
 
     keep_ratio: float = 0.05
-    scorer: Written[Scorer] = "auto"  # type: ignore[assignment]  # a name until it is read
-    selector: Written[Selector] = "top_chunks"  # type: ignore[assignment]
+    scorer: ByName[Scorer] = "auto"  # type: ignore[assignment]  # a name until it is read
+    selector: ByName[Selector] = "top_chunks"  # type: ignore[assignment]
     compress: Compress = "auto"
-    threshold: Annotated[Written[Tokens], Option(least=0)] = 0  # type: ignore[assignment]
+    threshold: Annotated[ByName[Tokens], Option(least=0)] = 0  # type: ignore[assignment]
     positions: Annotated[Positions, Option(fixed=True)] = "original"
     mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
-    kv: Annotated[Written[KVType], Option(fixed=True)] = USUAL  # type: ignore[assignment]
+    kv: Annotated[ByName[KVType], Option(fixed=True)] = USUAL  # type: ignore[assignment]
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
     target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, written=False)] = None
-    decode: Written[Decoder] = "greedy"  # type: ignore[assignment]
-    max_new_tokens: Annotated[Written[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
+    decode: ByName[Decoder] = "greedy"  # type: ignore[assignment]
+    max_new_tokens: Annotated[ByName[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
     seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
         for name, registry in BY_NAME.items():
-            if isinstance(given := getattr(self, name), str):
-                object.__setattr__(self, name, read_strategy(given, registry, name))  # frozen
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, read_strategy(value, registry, name))  # frozen
         check_fields(self, "options")
         check_keep_ratio(self.keep_ratio)
-        rotates(self.kv, self.rotate)  # which formats for rotated rows alone refuse
+        rotates(self.kv, self.rotate)  # raises for formats that exist for rotated rows only
         if self.sparse is not None:
             if not isinstance(self.scorer, ReadingScorer):
-                raise ConfigError(f"scorer {SCORERS.name_of(self.scorer)} reads with no model; leave sparse out")
+                raise ConfigError(f"scorer {SCORERS.name_of(self.scorer)} runs no model; omit sparse")
             object.__setattr__(self, "scorer", replace(self.scorer, sparse=self.sparse))
             object.__setattr__(self, "sparse", None)
         if self.mapping == "text_rejoin" and self.positions == "original":
             raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")
         if self.target_sparse is not None and isinstance(self.decode, Speculative):
-            raise ConfigError("a draft needs a target that attends densely; leave target.alpha out or decode greedily")
+            raise ConfigError(
+                "speculative decoding needs dense attention in the target; omit target.alpha or use decoder greedy"
+            )
         if self.state_gaps != "compact" and (self.positions != "original" or self.target_sparse is not None):
             raise ConfigError(
-                f"state_gaps {self.state_gaps} needs positions original and a target that attends densely"
+                f"state_gaps {self.state_gaps} needs positions original and dense attention in the target"
             )
 
     @property
     def rotated(self) -> bool:
-        """Whether the target's cached keys and values are rotated.
+        """True if the target's cached keys and values are rotated.
 
         Examples
         --------
@@ -224,8 +226,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def takes_options(method: Method) -> Method:
-    """`names_keywords` for what takes a `RunOptions`, and gets its fields by mistake."""
-    return names_keywords(method, [one.name for one in fields(RunOptions)])
+    """Decorate a function that takes a `RunOptions`: passing its fields as keywords is explained in the error."""
+    return names_keywords(method, [field.name for field in fields(RunOptions)])
 
 
 Recall = Literal["auto", "append", "rewind", "off"]
@@ -234,22 +236,22 @@ Recall = Literal["auto", "append", "rewind", "off"]
 @names_keywords
 @dataclass(frozen=True)
 class ConversationOptions:
-    """How the turns of a conversation share what was read before.
+    """How the turns of a conversation share caches.
 
     Parameters
     ----------
     recall : {"auto", "append", "rewind", "off"}
-        How spans come back that were left out and that a later question asks for: as an excerpt before the first new
-        message, or where they stood, everything behind them read again. `auto` takes what has the target read fewer
-        tokens.
+        How spans come back that were left out and that a later question needs: as an excerpt before the first new
+        message, or at their places, with everything after them read again. `auto` picks the one with fewer tokens to
+        read.
     recall_ratio : float
-        Share of the tokens left out that a turn may bring back, at most; of a short transcript 128 tokens.
+        Largest share of the tokens left out that a turn may recall; at least 128 tokens.
     recall_tokens : int
-        Tokens that a turn may bring back, at most.
+        Most tokens that a turn may recall.
     keys : KVType
         Format of the drafter's keys and values, of the whole transcript: as kv.
     snapshots : int
-        Copies of a model's recurrent states, in host memory, to go back to.
+        Copies of a model's recurrent states in host memory, to rewind to.
 
     Examples
     --------
@@ -273,21 +275,22 @@ class ConversationOptions:
 
 
 def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None:
-    """The layers of the drafter whose keys are kept; None for a scorer that runs no model, or without a drafter.
-    ConfigError for what a conversation cannot do.
+    """Return the layers of the drafter whose keys are kept; None without a drafter or for a scorer without a model.
+
+    ConfigError for options that a conversation does not support.
     """
     if isinstance(options.decode, Speculative):
-        raise ConfigError("a conversation decodes without a draft so far; leave it out")
+        raise ConfigError("a conversation does not support speculative decoding; use decoder greedy or sample")
     if options.mapping != "byte_span":
-        raise ConfigError(f"mapping {options.mapping} encodes the kept text anew each turn; take byte_span")
+        raise ConfigError(f"mapping {options.mapping} encodes the selected text again each turn; use byte_span")
     if options.mark_omitted:
-        raise ConfigError("a conversation marks nothing that it left out, as it may come back; leave mark_omitted off")
+        raise ConfigError("a conversation cannot mark omitted text, which may come back; omit mark_omitted")
     if drafter is None or isinstance(options.scorer, ModelFreeScorer):
         return None
     name = SCORERS.name_of(options.scorer)
     if options.scorer.reads_target:
-        raise ConfigError(f"scorer {name} has the target read everything; take one that reads with the drafter")
+        raise ConfigError(f"scorer {name} runs on the target, which would read everything; use a drafter-based scorer")
     layers = options.scorer.prefix_layers(drafter.model.config)
     if layers is None:
-        raise ConfigError(f"scorer {name} cannot go on from keys of earlier turns; take tail, or anchored")
+        raise ConfigError(f"scorer {name} cannot reuse keys of earlier turns; use tail or anchored")
     return layers

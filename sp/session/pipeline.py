@@ -1,4 +1,4 @@
-"""Pipeline: a target and its drafter, opened under one budget, and what is done with them."""
+"""Pipeline: a target and its drafter, loaded under one budget, and the operations on them."""
 
 from __future__ import annotations
 
@@ -29,40 +29,41 @@ from sp.scoring.base import ModelFreeScorer
 from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retrieval, makes_one
 from sp.selection import Selection
 from sp.session import request
-from sp.session.answer import needed
-from sp.session.decision import Pair, check_scoring, settle
+from sp.session.answer import required_draft
+from sp.session.decision import ModelPair, check_scoring, plan_request
+from sp.session.device.memory_manager import MemoryManager
 from sp.session.device_memory import Where, format_bytes
 from sp.session.key_bases import FileBases
-from sp.session.loaded import OF_ONE_GPU, Loaded, default_drafter, draft_on_gpus, embedded, load, sharing, spread
+from sp.session.loaded import OF_ONE_GPU, Loaded, default_drafter, draft_on_gpus, embedded, load, replicated, sharing
 from sp.session.measured import known_break_evens
 from sp.session.options import Compress, ModelOptions, PlaceOptions, RunOptions, takes_options
-from sp.session.residency import Residency
 from sp.session.result import Answer, OnToken, RunResult, Scored
-from sp.session.stream import AsyncStream, Stream, Work
+from sp.session.stream import AnswerCall, AsyncStream, Stream
 from sp.trace import OnProgress, Reporter, Trace, peak_bytes, reporting, silent
 
-NOT_NAMED = "the best drafter that is here, as none was named"
+NOT_NAMED = "the best drafter found locally, as none was specified"
 
 
 @dataclass(frozen=True)
-class Pipeline(Pair):
+class Pipeline(ModelPair):
     """A target and, for compression, its drafter, which share a device; for speculative decoding a draft besides.
 
-    `run` does it all; `tokenise`, `score`, `select` and `read` are for whoever shares one scoring between selections.
+    `run` does everything; `tokenise`, `score`, `select` and `read` are its steps, for callers that share one scoring
+    between selections.
 
     Parameters
     ----------
     target : Loaded
     drafter : Loaded, optional
-    residency : Residency
-        Who is on the device, and what it may take there.
+    memory_manager : MemoryManager
+        Manages the device memory of the models.
     speculator : Draft, optional
     break_evens : tuple of BreakEven
-        What was measured of this pair.
-    beside : ThreadPoolExecutor
+        Measurements of this pair.
+    executor : ThreadPoolExecutor
         Tokenises for the target while the device scores.
     gpus : ContextParallel, optional
-        Where the drafter reads together with its like.
+        The drafter's copies on several GPUs, if they read together.
 
     Examples
     --------
@@ -74,10 +75,10 @@ class Pipeline(Pair):
 
     def __repr__(self) -> str:
         models = {"target": self.target, "drafter": self.drafter, "draft": self.speculator}
-        told = {role: plain(one.path.name) for role, one in models.items() if one is not None}
-        told |= {"device": self.target.model.device}
-        told |= {"vram": size} if (size := format_bytes(self.residency.budget)) else {}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in told.items())})"
+        facts = {role: plain(model.path.name) for role, model in models.items() if model is not None}
+        facts |= {"device": self.target.model.device}
+        facts |= {"vram": size} if (size := format_bytes(self.memory_manager.budget)) else {}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in facts.items())})"
 
     @classmethod
     def open(
@@ -89,51 +90,46 @@ class Pipeline(Pair):
         reporter: Reporter | None = None,
         **options: Any,
     ) -> Self:
-        """Open two GGUF files, by path or known name; the embedded target if left out, and as drafter its own.
+        """Open two GGUF files, by path or known name; by default the embedded target and its own drafter.
 
-        Without a `drafter` another target has that of `default_drafter`. Where `scorers` are given, the drafter is for
-        these alone. All other keywords are fields of `ModelOptions` and `PlaceOptions`: `vram`, in bytes, is for both
+        Without a `drafter` another target gets that of `default_drafter`. With `scorers` the drafter is loaded for
+        these only. All other keywords are fields of `ModelOptions` and `PlaceOptions`: `vram`, in bytes, is for both
         models; on several `gpus` the drafter reads together with copies of itself, and they share the target, or
         `target_gpus` do. `reporter` and errors as for `load`; TypeError for another keyword.
         """
-        places, known = [one.name for one in fields(PlaceOptions)], [one.name for one in fields(ModelOptions)]
+        places, known = [field.name for field in fields(PlaceOptions)], [field.name for field in fields(ModelOptions)]
         options = present_names(options, [*known, *places])
         check_keywords("open", options, [*known, *places, "scorers", "reporter"])
         own = {name: options.pop(name) for name in places if name in options}
         place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
         group = sharing(place.gpus, place.target_gpus, pick_device(place.device), place.vram)
-        how: dict[str, Any] = {
+        target_options: dict[str, Any] = {
             "rope": models.target_rope,
             "room": place.vram,
             "precision": models.precision,
             "group": group,
         }
-        how |= {"reporter": reporter}
+        target_options |= {"reporter": reporter}
+        # Path or known name.
         small = drafter or default_drafter(target, None if scorers is None else map(type, scorers))
         chosen = NOT_NAMED if not drafter and small != embedded("drafter") else ""
-        drafting: dict[str, Any] = {
+        drafter_options: dict[str, Any] = {
             "extrapolate": True,
             "rope": models.drafter_rope,
             "precision": models.drafter_precision,
         }
-        drafting |= {"scorers": scorers or (), "reporter": reporter}
-        opened: list[Loaded] = []  # the target, whose file may be the drafter's too
+        drafter_options |= {"scorers": scorers or (), "reporter": reporter}
+        opened: list[Loaded] = []  # the target, whose file may be the drafter's, too
 
         def heavy(where: Device) -> Loaded:
-            opened.append(load(target or embedded("target"), device=where, **how))
+            opened.append(load(target or embedded("target"), device=where, **target_options))
             return opened[0]
 
         def light(where: Device) -> Loaded:
             beside = opened[0] if models.precision == models.drafter_precision else None
-            return replace(load(small, device=where, beside=beside, **drafting), chosen=chosen)
+            return replace(load(small, device=where, beside=beside, **drafter_options), chosen=chosen)
 
-        pair = cls.assemble(
-            heavy,
-            light,
-            device=place.device,
-            vram=place.vram,
-            gpus=place.gpus,
-        )
+        pair = cls.assemble(heavy, light, device=place.device, vram=place.vram, gpus=place.gpus)
         return pair if place.break_even is None else pair.with_break_evens(place.break_even)
 
     @classmethod
@@ -153,46 +149,45 @@ class Pipeline(Pair):
         Raises
         ------
         ConfigError
-            A budget for models on the CPU, or for several GPUs.
+            For a budget with models on the CPU, or on several GPUs.
         DeviceError
-            The budget is too small to load them.
+            If the budget is too small to load them.
         """
         where = pick_device(device)
         if gpus > 1 and vram is not None:
             raise ConfigError(OF_ONE_GPU)
 
         def to_score(where: Device) -> Loaded:
-            found = drafter(where)
-            model = found.model
+            loaded = drafter(where)
+            model = loaded.model
             model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
-            return found
+            return loaded
 
         group = group_of(gpus, where)
         if where == "cpu":
             if vram is not None:
-                raise ConfigError("vram is a budget of GPU memory, but the models run on the CPU; leave it out")
+                raise ConfigError("vram limits GPU memory, but the models run on the CPU; omit it")
             return cls(target(where), to_score(where))
-        residency = Residency(vram)
-        heavy = residency.load("target", lambda: target(where))
-        small = residency.load("drafter", lambda: to_score(where))
-        return cls(heavy, small, residency, gpus=None if group is None else spread(small, group, to_score))
+        memory_manager = MemoryManager(vram)
+        heavy = memory_manager.load("target", lambda: target(where))
+        small = memory_manager.load("drafter", lambda: to_score(where))
+        return cls(heavy, small, memory_manager, gpus=None if group is None else replicated(small, group, to_score))
 
     @property
     def on_gpus(self) -> bool:
-        """Whether several GPUs read for the drafter together, or share the target."""
+        """True if several GPUs read for the drafter together, or share the target."""
         return self.gpus is not None or isinstance(self.target.model, SharedModel)
 
     def ready(self, options: RunOptions, reporter: Reporter | None = None, *, keys: str = USUAL) -> None:
-        """Make the drafter ready for a scorer, with its file's calibration if that is asked for, and both for their
-        caches, with the bases of their keys; `keys` is the format of the drafter's where a conversation keeps them.
+        """Prepare the drafter for a scorer, with its file's calibration if needed, and both models for their caches.
 
-        What is not known is made, which may take a minute; `reporter` is told of a calibration, and of bases the one
-        that `open` was given.
+        Missing calibrations and bases of keys are computed, which may take a minute; `reporter` shows a calibration,
+        and the one passed to `open` shows bases. `keys`: format of the drafter's keys that a conversation keeps.
 
         Raises
         ------
         ConfigError
-            Layers that the scorer needs were not loaded, as the pair was opened for others.
+            If layers that the scorer needs were not loaded, because the pair was opened for others.
         """
         if options.kv.k is K5:
             self._measure_keys("target", self.target.model, options.kv)
@@ -203,13 +198,13 @@ class Pipeline(Pair):
         if keys != USUAL and known_kv(keys).k is K5:
             self._measure_keys("drafter", model, keys)
         if scorer.retrieves and model.config.retrieval is None:
-            found = known_retrieval(path, model.config, [scorer])
-            if found is None and makes_one([scorer]) and path.is_file():
-                model.check_loaded(model.config.layers)
-                with self.residency.using("drafter", TOKENS):
-                    found = made_retrieval(path, model, drafter.tokenizer, drafter.template, reporter)
-            for each in (model, *(self.gpus.models if self.gpus else ())):
-                each.config = replace(each.config, retrieval=found)
+            retrieval = known_retrieval(path, model.config, [scorer])
+            if retrieval is None and makes_one([scorer]) and path.is_file():
+                model.check_loaded(model.config.layers)  # a calibration needs all layers
+                with self.memory_manager.using("drafter", TOKENS):
+                    retrieval = made_retrieval(path, model, drafter.tokenizer, drafter.template, reporter)
+            for copy in (model, *(self.gpus.models if self.gpus else ())):
+                copy.config = replace(copy.config, retrieval=retrieval)
         depth = scorer.reading_depth(model.config)
         try:
             model.check_loaded(depth)
@@ -220,19 +215,19 @@ class Pipeline(Pair):
 
     def _measure_keys(self, name: str, model: Model, kv: str) -> None:
         if isinstance(model.key_bases, FileBases) and not model.key_bases.knows(model, kv):
-            with self.residency.using(name, TOKENS):  # not while a stage is shown and timed that needs them
+            with self.memory_manager.using(name, TOKENS):  # now, and not within a timed stage that needs them
                 model.bases_for(kv)
 
     def within(self, vram: int | None) -> Self:
-        """The same pair under another budget of device memory in bytes; None for all there is."""
+        """Return the same pair under another budget of device memory in bytes; None for all there is."""
         if vram is not None and self.target.model.device == "cpu":
-            raise ConfigError("a budget of GPU memory means nothing to models on the CPU; leave it out")
+            raise ConfigError("vram limits GPU memory, but the models are on the CPU; omit it")
         if vram is not None and self.on_gpus:
             raise ConfigError(OF_ONE_GPU)
-        return replace(self, residency=self.residency.within(vram))
+        return replace(self, memory_manager=self.memory_manager.within(vram))
 
     def with_break_evens(self, records: Path | None = None) -> Self:
-        """The same pair, deciding by what was measured of it on this machine, where that is known.
+        """Return the same pair, deciding by measurements of it on this machine, if there are any.
 
         Parameters and errors as for `known_break_evens`.
         """
@@ -240,11 +235,11 @@ class Pipeline(Pair):
             return self
         count, model = 1 if self.gpus is None else self.gpus.group.size, self.target.model
         gpus = count, model.shards.group.size if isinstance(model, SharedModel) else 1
-        found = known_break_evens(records, self.target, self.drafter, self.residency.budget, gpus)
-        return self if found is None else replace(self, break_evens=found)
+        measured = known_break_evens(records, self.target, self.drafter, self.memory_manager.budget, gpus)
+        return self if measured is None else replace(self, break_evens=measured)
 
     def with_speculator(self, path: str | Path) -> Self:
-        """Return the same pair with a draft model of its target, for speculative decoding; see `load_draft`.
+        """Return the same pair with a draft of its target, for speculative decoding; see `load_draft`.
 
         Examples
         --------
@@ -258,7 +253,7 @@ class Pipeline(Pair):
             return replace(self, speculator=draft_on_gpus(path, model))
         if model.device == "cpu":
             return replace(self, speculator=load_draft(path, model))
-        return replace(self, speculator=self.residency.hold("draft", lambda: load_draft(path, model)))
+        return replace(self, speculator=self.memory_manager.hold("draft", lambda: load_draft(path, model)))
 
     def with_draft(self, path: str | Path) -> Self:
         """Call `with_speculator`, whose former name this is."""
@@ -266,13 +261,14 @@ class Pipeline(Pair):
         return self.with_speculator(path)
 
     def warm_up(self, tokens: int = 1024, options: RunOptions | None = None) -> None:
-        """Answer a prompt of about `tokens` tokens, all of them kept, so that one-time costs fall on no measured run.
+        """Answer a prompt of about `tokens` tokens, all of them kept, so that no measured run pays for one-time costs.
 
-        Threads start, weights and heap are paged in, kernels are loaded. Whichever run came first would pay otherwise.
+        Threads start, weights and heap are paged in, kernels are loaded.
         """
         unit = "the lazy dog sleeps. "
         count = max(1, min(tokens, self.target.model.config.context // 2) // len(self.target.tokenizer.encode(unit)))
         prompt = Prompt(unit * count, (Span("plain", 0, len(unit) * count),))
+        # So that the drafter and its kernels are warmed up, too.
         compress: Compress = "always" if self.drafter else "off"
         whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)
         self.run(prompt, whole, full=False)
@@ -292,20 +288,20 @@ class Pipeline(Pair):
     ) -> RunResult:
         """Answer the prompt, compressed if that pays or nothing else fits; with `full` once more by a full prefill.
 
-        A text stands for `Prompt.from_text` of it, messages of a chat for what `sp.prompt.prompt.prompt_of` makes of
-        them, and no options for those of `RunOptions()`.
+        A text is converted by `Prompt.from_text`, messages of a chat by `sp.prompt.prompt.prompt_of`; without options
+        those of `RunOptions()` hold.
 
         Parameters
         ----------
         prompt : Prompt, str or messages
         options : RunOptions, optional
         tools : sequence of mapping, optional
-            That the model may call, as OpenAI describes them, beside messages. `Answer.calls` has what it calls.
+            Tools that the model may call, as in OpenAI's API; only with messages. `Answer.calls` has the calls.
         full : bool
         reporter : Reporter
         progress : callable, optional
-            Called with a stage, how much of it is done, and of how much: layer by layer, or chunk by chunk. What it
-            raises ends the run there, and comes out of this call; the pipeline is as before.
+            Called with the name of a stage, the amount done, and the total: layer by layer, or chunk by chunk. An
+            exception that it raises ends the run and is raised by this call; the pipeline is unchanged.
         on_token : callable, optional
             Called with each token of the answer as it is decoded; ends it by returning True.
         by_head : bool
@@ -314,30 +310,31 @@ class Pipeline(Pair):
         Raises
         ------
         PromptError
-            The prompt fits the context, or a budget of device memory, neither whole nor compressed; messages are none.
+            If the prompt fits the context, or a budget of device memory, neither whole nor compressed; for invalid
+            messages.
         ConfigError
-            Without the draft that the options' way of decoding needs.
+            If the options' decoder needs a draft and there is none.
         """
-        asked = as_prompt(prompt, self.target, tools or ())
+        source = as_prompt(prompt, self.target, tools or ())
         calling = calling_of(self.target.template, tools) if tools else None
         reporter = reporter if progress is None else reporting(progress, reporter)
         options = options or RunOptions()
         if isinstance(options.decode, Speculative):
-            needed(self.speculator)
+            required_draft(self.speculator)
         self.ready(options, reporter)
-        done = request.answer(self, asked, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
-        scored, settled = done.scored, done.settled
+        done = request.answer(self, source, options, full=full, reporter=reporter, on_token=on_token, by_head=by_head)
+        scored, plan = done.scored, done.plan
         return RunResult(
             done.prompt,
-            settled.decision,
+            plan.decision,
             done.answer.with_calls(calling),
             done.full and done.full.with_calls(calling),
             scored.importance if scored else None,
             done.scores,
             done.selection,
             peak_bytes(),
-            None if scored is None or isinstance(settled.options.scorer, ModelFreeScorer) else scored.drafted,
-            settled.options,
+            None if scored is None or isinstance(plan.options.scorer, ModelFreeScorer) else scored.drafted,
+            plan.options,
         )
 
     @takes_options
@@ -349,8 +346,9 @@ class Pipeline(Pair):
         tools: Sequence[Mapping[str, Any]] | None = None,
         progress: OnProgress | None = None,
     ) -> Stream[RunResult]:
-        """What `run` answers, as pieces of text that come while it is decoded; see `Stream`. `progress` is called in
-        the thread that works.
+        """Answer like `run`, as pieces of text while it is decoded; see `Stream`.
+
+        `progress` is called in the working thread.
 
         Examples
         --------
@@ -368,7 +366,7 @@ class Pipeline(Pair):
         tools: Sequence[Mapping[str, Any]] | None = None,
         progress: OnProgress | None = None,
     ) -> AsyncStream[RunResult]:
-        """`stream` for an async loop: ``async for piece in pipeline.astream(...)``; see `AsyncStream`."""
+        """Answer like `stream`, for an async loop: ``async for piece in pipeline.astream(...)``; see `AsyncStream`."""
         return AsyncStream(*self._work(prompt, options, tools), reporting(progress))
 
     def _work(
@@ -376,14 +374,15 @@ class Pipeline(Pair):
         prompt: Prompt | str | Sequence[Message],
         options: RunOptions | None,
         tools: Sequence[Mapping[str, Any]] | None,
-    ) -> tuple[Work[RunResult], AnswerText]:
-        asked, calling = as_prompt(prompt, self.target, tools or ()), calling_of(self.target.template, tools)
-        return partial(self.run, asked, options, tools=tools), AnswerText(self.target.tokenizer, asked.thinks, calling)
+    ) -> tuple[AnswerCall[RunResult], AnswerText]:
+        source, calling = as_prompt(prompt, self.target, tools or ()), calling_of(self.target.template, tools)
+        text = AnswerText(self.target.tokenizer, source.thinks, calling)
+        return partial(self.run, source, options, tools=tools), text
 
     def check(
         self, prompt: Prompt | str | Sequence[Message], options: RunOptions | None = None, *, full: bool = False
     ) -> None:
-        """Raise what `run` would raise before it lets a model read, and do nothing else; arguments as for `run`.
+        """Raise what `run` would raise before a model reads, and do nothing else; arguments as for `run`.
 
         Examples
         --------
@@ -394,13 +393,13 @@ class Pipeline(Pair):
         """
         prompt, options = as_prompt(prompt, self.target), options or RunOptions()
         if isinstance(options.decode, Speculative):
-            needed(self.speculator)
+            required_draft(self.speculator)
         self.ready(options)
         tokenised = self.tokenise(prompt)
-        if settle(self, tokenised, options, full).decision.activated:
+        if plan_request(self, tokenised, options, full).decision.activated:
             reader = self.scoring_model(options)[1]
             drafted = request.tokenise_for_drafter(prompt, reader.tokenizer, self.target.tokenizer, Trace(), tokenised)
-            if (budget := self.residency.budget) is not None:
+            if (budget := self.memory_manager.budget) is not None:
                 check_scoring(reader, len(drafted), options.scorer, budget)
 
     def score(
@@ -411,10 +410,10 @@ class Pipeline(Pair):
         by_head: bool = False,
         drafted: TokenisedPrompt | None = None,
     ) -> Scored:
-        """Let the drafter, or whom the scorer asks for, read the prompt.
+        """Score the prompt with the drafter, or the model that the scorer needs.
 
-        Only `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the model that
-        reads it, where an earlier scoring made it; its trace then has no stage for that.
+        Only `scorer` and `seed` of the options matter. `drafted` is the prompt in the vocabulary of the scoring model,
+        if an earlier scoring computed it; the trace then has no stage for that.
         """
         self.ready(options, reporter)
         return request.score(self, tokenised, options, reporter, by_head, drafted)
@@ -422,7 +421,7 @@ class Pipeline(Pair):
     def select(
         self, scored: Scored, tokenised: TokenisedPrompt, options: RunOptions, trace: Trace | None = None
     ) -> tuple[Floats, Selection]:
-        """Scores of the target's tokens, and the tokens to keep; as often as wanted for one scoring."""
+        """Return the scores of the target's tokens, and the tokens to keep; repeatable for one scoring."""
         scores, selection = request.select(scored, tokenised, options, trace or Trace())
         assert selection is not None
         return scores, selection
@@ -430,17 +429,17 @@ class Pipeline(Pair):
     def read(
         self,
         tokenised: TokenisedPrompt,
-        kept: Bools | Selection,
+        selected: Bools | Selection,
         options: RunOptions,
         trace: Trace | None = None,
         reporter: Reporter = silent,
-        what: str = "target prefill",
+        label: str = "target prefill",
         on_token: OnToken | None = None,
     ) -> Answer:
-        """Prefill the kept tokens and decode; `trace` is a new one if none is given, `what` the progress is called.
+        """Prefill the selected tokens and decode; `trace` is a new one by default, `label` the name of the progress.
 
-        The time to first token is that of all stages of the trace, those before this one among them, until then.
+        The time to first token includes all stages of the trace so far.
         """
         return request.read(
-            self, tokenised, kept, options, Trace() if trace is None else trace, reporter, what, on_token
+            self, tokenised, selected, options, Trace() if trace is None else trace, reporter, label, on_token
         )

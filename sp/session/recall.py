@@ -1,4 +1,4 @@
-"""What earlier turns left behind, and what of it comes back for a question: which sentences, and read where."""
+"""Recall of text that earlier turns left out: which sentences come back for a question, and at which place."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from sp.prompt.heat import whole_characters
 from sp.scoring import PrefixKeys
 from sp.selection import Selection, token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
-from sp.session.answer import Begun, Progress
-from sp.session.compress import Shown, selection_request
-from sp.session.decision import Pair, over
+from sp.session.answer import PrefilledAnswer, Progress
+from sp.session.compress import SelectedTokens, selection_request
+from sp.session.decision import ModelPair, over
 from sp.session.loaded import Loaded
-from sp.session.memory import DrafterMemory, Plan, Slots, TargetMemory, message_ends, message_starts
+from sp.session.memory import DrafterMemory, Slots, TargetMemory, TurnPlan, message_ends, message_starts
 from sp.session.options import ConversationOptions, Positions, Recall, RunOptions, check_run
-from sp.session.result import Recalled, Scored, Way
+from sp.session.result import Recalled, RecallMethod, Scored
 from sp.session.tokenise import Vocabularies, Waiting, timed
 
-LONGEST = 64  # tokens of a sentence that comes back whole
-LEAST = 128  # tokens that may be recalled whatever the share is
+LONGEST = 64  # tokens of the longest sentence that comes back whole
+LEAST = 128  # tokens that may be recalled whatever `recall_ratio` is
 
 
 @dataclass(frozen=True)
-class Run:
-    """Tokens ``[start, end)`` of one sentence that were left out. `joined`: whether it goes on from the run before:
-    with the same sentence, of which the target has what lies between, or with the next.
+class OmittedRun:
+    """Tokens ``[start, end)`` of one sentence that were left out.
+
+    `score`: the highest score of the sentence's recalled tokens; `joined`: it continues the run before, with the same
+    sentence, if the target has the tokens between, or with the next sentence.
     """
 
     start: int
     end: int
-    score: float  # the highest of what comes back of the sentence
+    score: float
     joined: bool = False
 
 
@@ -48,90 +50,100 @@ def choose_recalled(
     run: RunOptions,
     options: ConversationOptions,
     fineness: int,
-) -> tuple[list[Run], float]:
-    """Runs of tokens that are not `present` among the first ones, (decided,), and should be; and what they reached. The
-    selector compares tokens left out with each other, within the budget of `options`. What it takes is recalled only
-    where the best of its sentence is among the best of the transcript, as many as the keep ratio asks for, and with all
-    that was left out of that: a value without its key, far from where it stood, says nothing.
+) -> tuple[list[OmittedRun], float]:
+    """Choose the runs to recall among tokens that are not `present`, (decided,); returns them and the score threshold.
+
+    The selector compares the tokens left out with each other, within the budget of `options`. Its choice is recalled
+    only where the best token of its sentence is among the best of the transcript, as many as the keep ratio selects,
+    and with all that was left out of the sentence: a value without its key, far from its place, says nothing.
     """
+    # Score of the worst of the best `keep_ratio`.
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
     count = int(out.sum())
     budget = min(options.recall_tokens, count, max(LEAST, token_budget(options.recall_ratio, count)))
     if not budget:
         return [], threshold
-    mine = np.where(present, scores.min(), scores[:decided]).astype(np.float32)
+    # Tokens that the target has must not attract the selector.
+    omitted_scores = np.where(present, scores.min(), scores[:decided]).astype(np.float32)
     selector = run.selector
     if isinstance(selector, Constrained):
-        selector = replace(selector, sink=0, tail=0)
-    request = selection_request(mine, present, budget / count, prompt, 0, fineness)
-    taken = (selector(request).selected | request.protected) & out
+        selector = replace(selector, sink=0, tail=0)  # these constraints are about the whole prompt
+    request = selection_request(omitted_scores, present, budget / count, prompt, 0, fineness)
+    chosen = (selector(request).selected | request.protected) & out
     bounds = sentence_bounds(request, LONGEST)
     if (starts := request.characters) is not None:
-        bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))
-    taken = whole_sentences(taken, out, mine, bounds, budget)
-    return [run for run in runs_of(taken, scores[:decided], bounds) if run.score >= threshold], threshold
+        bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))  # a sentence begins with a whole character
+    chosen = whole_sentences(chosen, out, omitted_scores, bounds, budget)
+    return [run for run in runs_of(chosen, scores[:decided], bounds) if run.score >= threshold], threshold
 
 
-def runs_of(taken: Bools, scores: Floats, bounds: Ints) -> list[Run]:
-    """The runs of `taken` tokens, (n,), cut where sentences end."""
+def runs_of(chosen: Bools, scores: Floats, bounds: Ints) -> list[OmittedRun]:
+    """Return the runs of `chosen` tokens, (n,), split at ends of sentences."""
     starts = bounds[:-1]
-    best = np.maximum.reduceat(np.where(taken, scores, -np.inf), starts)
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], taken, [False]]).astype(np.int8)))
-    cuts = starts[1:][taken[starts[1:]] & taken[starts[1:] - 1]]
-    pairs = np.sort(np.concatenate([edges, cuts, cuts])).reshape(-1, 2)
+    best = np.maximum.reduceat(np.where(chosen, scores, -np.inf), starts)  # (sentences,)
+    # Starts and ends, alternating.
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
+    cuts = starts[1:][chosen[starts[1:]] & chosen[starts[1:] - 1]]
+    pairs = np.sort(np.concatenate([edges, cuts, cuts])).reshape(-1, 2)  # a cut ends a run and starts the next
     before = np.concatenate([[0], pairs[:-1, 1]])
-    sentence, last = (np.searchsorted(bounds, at, "right") - 1 for at in (pairs[:, 0], before - 1))
+    sentence, last = (np.searchsorted(bounds, places, "right") - 1 for places in (pairs[:, 0], before - 1))
     joined = (before == pairs[:, 0]) | (sentence == last)
     joined[:1] = False
     return [
-        Run(int(start), int(end), float(score), bool(follows))
+        OmittedRun(int(start), int(end), float(score), bool(follows))
         for (start, end), score, follows in zip(pairs, best[sentence], joined, strict=True)
     ]
 
 
-def whole_sentences(taken: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
-    """What was left `out` of the sentences that `taken` tokens are of, best sentences first, within a budget; (n,).
-    What no sentence fits into stays as it is.
+def whole_sentences(chosen: Bools, out: Bools, scores: Floats, bounds: Ints, budget: int) -> Bools:
+    """Extend `chosen` tokens to all tokens left `out` of their sentences, best sentences first, within a budget; (n,).
+
+    The choice is unchanged if no sentence fits.
     """
-    if not taken.any():
-        return taken
+    if not chosen.any():
+        return chosen
     sentence = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     best = np.full(len(bounds) - 1, -np.inf)
-    np.maximum.at(best, sentence[taken], scores[taken])
+    np.maximum.at(best, sentence[chosen], scores[chosen])
     hit = np.flatnonzero(best > -np.inf)
     hit = hit[np.argsort(-best[hit], kind="stable")]
     sizes = np.bincount(sentence[out], minlength=len(best))[hit]
-    hit = hit[np.cumsum(sizes) <= budget]
-    return np.isin(sentence, hit) & out if len(hit) else taken
+    hit = hit[np.cumsum(sizes) <= budget]  # whole sentences only
+    return np.isin(sentence, hit) & out if len(hit) else chosen
 
 
-def tokens_of(runs: Sequence[Run]) -> Ints:
-    """Their tokens, ascending."""
-    return np.concatenate([np.arange(each.start, each.end) for each in runs] or [np.empty(0, np.int64)])
+def tokens_of(runs: Sequence[OmittedRun]) -> Ints:
+    """Return the tokens of runs, ascending."""
+    return np.concatenate([np.arange(run.start, run.end) for run in runs] or [np.empty(0, np.int64)])
 
 
 @dataclass(frozen=True)
 class Planner:
-    """What a plan is made from."""
+    """The input of a plan.
+
+    `old`: slots of earlier turns; `transcript`: token ids; `decided`: number of tokens about which earlier turns
+    decided; `tokens`: the selected new tokens; `positions`: see `RunOptions`.
+    """
 
     old: Slots
     transcript: Ints
     decided: int
-    shown: Shown
+    tokens: SelectedTokens
     positions: Positions
 
     def appended(
-        self, runs: Sequence[Run] = (), place: int = 0, gap: Ints | None = None, end: Ints | None = None
-    ) -> Plan:
-        """New tokens behind old slots, and an excerpt of `runs` before the token at `place`. `gap` stands between runs
-        that are not joined and `end` behind the last.
+        self, runs: Sequence[OmittedRun] = (), place: int = 0, gap: Ints | None = None, end: Ints | None = None
+    ) -> TurnPlan:
+        """Plan new tokens behind the old slots, and an excerpt of `runs` before the token at `place`.
+
+        `gap` is put between runs that are not joined and `end` behind the last.
         """
         common = self.old.before(self.decided)
-        head, cut = self.old.first(common), max(place, self.decided) if runs else self.decided
-        before = self._rest(self.decided, cut, head.offset)
+        head, split = self.old.first(common), max(place, self.decided) if runs else self.decided
+        before = self._rest(self.decided, split, head.offset)
         if not runs:
-            return self._plan(head + self._rest(cut, len(self.transcript), head.offset), common, self.decided, None)
+            return self._plan(head + self._rest(split, len(self.transcript), head.offset), common, self.decided, None)
         assert gap is not None
         assert end is not None
         pieces: list[Ints] = []
@@ -141,76 +153,79 @@ class Planner:
             pieces += [self.transcript[run.start : run.end], glue]
             sources += [np.arange(run.start, run.end), np.full(len(glue), -1)]
         ids, source = np.concatenate(pieces), np.concatenate(sources)
-        positions = cut + head.offset + np.arange(len(ids))
-        excerpt = Slots(ids, positions, np.full(len(ids), cut), source)
-        after = self._rest(cut, len(self.transcript), head.offset + len(ids))
+        positions = split + head.offset + np.arange(len(ids))  # continue after the tokens before the excerpt
+        excerpt = Slots(ids, positions, np.full(len(ids), split), source)
+        after = self._rest(split, len(self.transcript), head.offset + len(ids))
         return self._plan(head + before + excerpt + after, common, self.decided, "append")
 
-    def rewound(self, runs: Sequence[Run] = ()) -> Plan:
-        """Old slots before the first of the runs; from there on all that is kept and recalled where it stood. Without
-        runs what excerpts hold comes back so. Old tokens of which a part was read are read whole then: what was left
-        out of them may be beside what comes back.
+    def rewound(self, runs: Sequence[OmittedRun] = ()) -> TurnPlan:
+        """Plan old slots before the first of the runs; after it all selected and recalled tokens at their own places.
+
+        Without runs the tokens of excerpts return to their places. Old tokens that were read in part are then read
+        whole, because the rest of them may be next to recalled text.
         """
-        wanted = self.shown.kept.copy()
-        wanted[: self.decided] = self.old.in_place(self.decided)
-        wanted[tokens_of(runs)] = True
+        selected = self.tokens.selected.copy()
+        selected[: self.decided] = self.old.in_place(self.decided)
+        selected[tokens_of(runs)] = True
         excerpts = self.old.excerpts
         start = min([*(run.start for run in runs), *([] if runs else self.old.place[excerpts].tolist()), self.decided])
-        while True:  # excerpts behind the start go; what they hold comes back where it stood
+        while True:  # tokens of excerpts behind the start return to their places, which may move the start
             back = self.old.source[excerpts & (self.old.place >= start) & (self.old.source >= 0)]
-            wanted[back] = True
+            selected[back] = True
             first = min([start, *back.tolist()])
             if first == start:
                 break
             start = first
         common = self.old.before(start)
         head = self.old.first(common)
-        index = np.flatnonzero(wanted[start:]) + start
+        index = np.flatnonzero(selected[start:]) + start
         return self._plan(head + self._of(index, head.offset), common, start, "rewind")
 
     def _rest(self, start: int, stop: int, offset: int) -> Slots:
-        return self._of(np.flatnonzero(self.shown.kept[start:stop]) + start, offset)
+        return self._of(np.flatnonzero(self.tokens.selected[start:stop]) + start, offset)
 
     def _of(self, index: Ints, offset: int) -> Slots:
-        return Slots.of(self.shown.ids, index, offset, self.shown.source)
+        return Slots.of(self.tokens.ids, index, offset, self.tokens.source)
 
-    def _plan(self, slots: Slots, common: int, decided: int, way: Way | None) -> Plan:
+    def _plan(self, slots: Slots, common: int, decided: int, way: RecallMethod | None) -> TurnPlan:
         if self.positions == "contiguous":
+            # Places stay, positions close up.
             slots = Slots(slots.ids, np.arange(len(slots)), slots.place, slots.source)
-        return Plan(slots, common, decided, way)
+        return TurnPlan(slots, common, decided, way)
 
 
-GLUE = "\n", "\n\n"  # what stands between the spans of an excerpt, and behind it
+GLUE = "\n", "\n\n"  # text between the spans of an excerpt, and behind it
 
 
 def lay_out(
     planner: Planner,
     prompt: TokenisedPrompt,
-    runs: Sequence[Run],
+    runs: Sequence[OmittedRun],
     recall: Recall,
     target: Loaded,
     options: RunOptions,
-    cost: Callable[[Plan], int],
-) -> Plan:
-    """The cheapest way to have what is kept and recalled before the target, in positions that there are. Runs that
-    there is no room for do not come back. PromptError: the transcript does not fit the window even without them.
+    cost: Callable[[TurnPlan], int],
+) -> TurnPlan:
+    """Return the cheapest plan with all selected and recalled tokens that fits the window.
+
+    Runs are dropped if there is no room for them. PromptError if the transcript does not fit even without them.
     """
     context, new = target.model.config.context, options.max_new_tokens
 
-    def fits(plan: Plan) -> bool:
+    def fits(plan: TurnPlan) -> bool:
         return plan.slots.end + new <= context
 
-    plans = list[Plan]()
+    plans = list[TurnPlan]()
     if runs and recall in ("auto", "append"):
         starts = message_starts(prompt)
         later = starts[(starts >= planner.decided) & (starts < len(prompt))]
-        place = int(later[0]) if len(later) else planner.decided  # what was told before new text stands before it
+        place = int(later[0]) if len(later) else planner.decided  # an excerpt precedes the new messages
         gap, end = (target.tokenizer.encode(text, begins=False).ids for text in GLUE)
         plans.append(planner.appended(runs, place, gap, end))
     if runs and recall in ("auto", "rewind"):
         plans.append(planner.rewound(runs))
     if fit := [plan for plan in plans if fits(plan)]:
-        return min(fit, key=cost)
+        return min(fit, key=cost)  # the first, "append", if both cost the same
     plain = planner.appended()
     if not fits(plain) and planner.old.offset:
         plain = planner.rewound()  # without excerpts there may be room
@@ -220,33 +235,35 @@ def lay_out(
 
 
 def reopened(old: Slots, starts: Ints, decided: int, parted: bool) -> int | None:
-    """Where the message begins inside which new text does and that is read again as a whole; None if none is.
+    """Return the first token of the message that new text begins within and that is read again as a whole, or None.
 
-    The question, where it is asked once more: what comes back for it stands before it. And one that was changed, if
-    something came back before it: that goes with it.
+    It is the question, if it is asked once more: recalled text comes before it. It is a changed message, too, if
+    something was recalled before it: that text is dropped with it.
 
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 8, False)
     7
     >>> reopened(Slots.of(np.arange(9), np.arange(9)), np.array([0, 4, 7]), 5, True)
     """
-    at = int(np.searchsorted(starts, decided)) - 1
-    if at < 0:
+    message = int(np.searchsorted(starts, decided)) - 1
+    if message < 0:
         return None
-    begin = int(starts[at])
-    return begin if at == len(starts) - 1 or (parted and begin in old.place[old.excerpts]) else None
+    begin = int(starts[message])
+    return begin if message == len(starts) - 1 or (parted and begin in old.place[old.excerpts]) else None
 
 
-def told(run: Run, prompt: TokenisedPrompt, threshold: float, way: Way) -> Recalled:
-    """What the report says of a span that was brought back."""
+def recalled_span(run: OmittedRun, prompt: TokenisedPrompt, threshold: float, way: RecallMethod) -> Recalled:
+    """Return the report on a span that was recalled."""
     first, last = int(prompt.bytes[run.start, 0]), int(prompt.bytes[run.end - 1, 1])
     text = prompt.prompt.text.encode()[first:last].decode(errors="replace")
     return Recalled(text, run.start, run.end, run.score, threshold, way)
 
 
 class Memory:
-    """What earlier turns left behind, for the path of a request."""
+    """The caches of both models, as the path of a request uses them."""
 
-    def __init__(self, pipeline: Pair, run: RunOptions, options: ConversationOptions, tokens: Vocabularies) -> None:
+    def __init__(
+        self, pipeline: ModelPair, run: RunOptions, options: ConversationOptions, tokens: Vocabularies
+    ) -> None:
         self.tokens, self.options = tokens, options
         layers = check_run(run, pipeline.drafter)
         self.target = TargetMemory(pipeline.target, run, options.snapshots)
@@ -254,43 +271,57 @@ class Memory:
         if layers is not None and pipeline.drafter is not None:
             self.drafter = DrafterMemory(pipeline.drafter, layers, options.keys, options.snapshots)
 
-    def tokenise_for_drafter(self, pipeline: Pair, prompt: Prompt, options: RunOptions) -> Waiting | None:
-        """The prompt in the drafter's vocabulary, on its way; None where it is the target's, or nothing is drafted."""
+    def tokenise_for_drafter(self, pipeline: ModelPair, prompt: Prompt, options: RunOptions) -> Waiting | None:
+        """Start tokenising for the drafter; None if its tokens are the target's, or nothing is drafted."""
         if self.drafter is None or options.keep_ratio == 1 or self.tokens.drafter is self.tokens.target:
             return None
-        return pipeline.beside.submit(timed, self.tokens.drafter, prompt)
+        return pipeline.executor.submit(timed, self.tokens.drafter, prompt)
 
     def turn(self, prompt: TokenisedPrompt) -> Recollection:
-        """What is held of a prompt's beginning."""
+        """Return what is cached of a prompt's beginning."""
         target = self.target
-        decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # none is decided in part
-        found = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
+        decided = int(whole_characters(prompt)[target.decided(prompt.ids)])  # a character is decided as a whole
+        turn = Recollection(self, prompt, target.slots.first(target.slots.before(decided)), decided)
         parted = decided < len(target.transcript)
-        if not found.recalling or (begin := reopened(found.old, message_starts(prompt), decided, parted)) is None:
-            return found
-        asked = np.flatnonzero(prompt.mask("question"))
-        if decided == len(prompt) - 1 and len(asked) and asked[-1] < begin:
-            found.recalling = False  # sent again behind what a tool has told: what the question asks for came back then
+        if not turn.recalling or (begin := reopened(turn.old, message_starts(prompt), decided, parted)) is None:
+            return turn
+        question = np.flatnonzero(prompt.mask("question"))
+        if decided == len(prompt) - 1 and len(question) and question[-1] < begin:
+            turn.recalling = False  # repeated after a tool's result: text for the question was recalled then
         else:
-            found.old, found.decided = found.old.first(found.old.before(begin)), begin
-        return found
+            turn.old, turn.decided = turn.old.first(turn.old.before(begin)), begin
+        return turn
 
     def keys(self, drafted: TokenisedPrompt) -> PrefixKeys | None:
-        """Keys of a prompt's beginning, for its scorer to go on from."""
+        """Return keys of a prompt's beginning, for its scorer to continue from."""
         return None if self.drafter is None else self.drafter.keys(drafted.ids, message_ends(drafted))
 
     @property
-    def trails(self) -> tuple[SessionCache, ...]:
-        """The caches of both models."""
-        return (self.target.trail, *([] if self.drafter is None else [self.drafter.trail]))
+    def caches(self) -> tuple[SessionCache, ...]:
+        """The session caches of both models."""
+        return (self.target.cache, *([] if self.drafter is None else [self.drafter.cache]))
 
 
 @dataclass
 class Recollection:
-    """What a memory holds of a prompt, and brings back for it. Earlier turns chose the slots `old` of the first
-    `decided` tokens; `recalling` tells whether anything that was left out may come back. By `lay_out` come the `runs`
-    that do as far as there is room, the `threshold` they had to reach, the `plan`, and its `cost`, the tokens that the
-    target has to read.
+    """The cached part of a prompt, and what is recalled for it.
+
+    Attributes
+    ----------
+    memory : Memory
+    prompt : TokenisedPrompt
+    old : Slots
+        Slots of the first `decided` tokens, chosen by earlier turns.
+    decided : int
+    recalling : bool
+        Tokens that were left out may come back.
+    runs : list of OmittedRun
+        Runs that do, as far as there is room; set by `lay_out`.
+    threshold : float
+        Score that they had to reach.
+    plan : TurnPlan
+    cost : int
+        Tokens that the target has to read.
     """
 
     memory: Memory
@@ -298,9 +329,9 @@ class Recollection:
     old: Slots
     decided: int
     recalling: bool = field(init=False)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[OmittedRun] = field(default_factory=list)
     threshold: float = 0.0
-    plan: Plan = field(init=False)
+    plan: TurnPlan = field(init=False)
     cost: int = 0
 
     def __post_init__(self) -> None:
@@ -308,16 +339,16 @@ class Recollection:
 
     @property
     def present(self) -> Bools:
-        """Which of the decided tokens the target holds, (decided,)."""
+        """Decided tokens that the target's cache holds, (decided,)."""
         return self.old.present(self.decided)
 
     @property
     def since(self) -> int:
-        """The byte from which the prompt is new."""
+        """Offset of the first new byte of the prompt."""
         return int(self.prompt.bytes[self.decided - 1, 1]) if self.decided else 0
 
-    def scores(self, pipeline: Pair, options: RunOptions, activated: bool) -> bool:
-        """Whether the prompt is to be scored, for new tokens or for old ones."""
+    def scores(self, pipeline: ModelPair, options: RunOptions, activated: bool) -> bool:
+        """Return True if the prompt is to be scored, for new tokens or for old ones."""
         return pipeline.drafter is not None and options.keep_ratio < 1 and (activated or self.recalling)
 
     def lay_out(
@@ -327,16 +358,17 @@ class Recollection:
         scored: Scored | None,
         scores: Floats | None,
         selection: Selection | None,
-    ) -> Callable[[Progress | None], Begun]:
-        """What has the target read what is kept and what comes back; `cost` is known then."""
-        prompt, memory, kept = self.prompt, self.memory, np.ones(len(self.prompt), bool)
+    ) -> Callable[[Progress | None], PrefilledAnswer]:
+        """Plan the turn and return the work of the target; `cost` is known then."""
+        prompt, memory, selected = self.prompt, self.memory, np.ones(len(self.prompt), bool)
         if selection is not None:
-            kept[self.decided :] = selection.selected
-        shown = Shown.of(prompt, kept, {} if selection is None else selection.byte_ranges, target.tokenizer)
+            selected[self.decided :] = selection.selected
+        ranges = {} if selection is None else selection.byte_ranges
+        tokens = SelectedTokens.of(prompt, selected, ranges, target.tokenizer)
         if self.recalling and scored is not None and scores is not None:
             fineness = scored.importance.fineness
             self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)
-        planner = Planner(self.old, prompt.ids, self.decided, shown, options.positions)
+        planner = Planner(self.old, prompt.ids, self.decided, tokens, options.positions)
         self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
         self.cost = memory.target.cost(self.plan)
         return partial(memory.target.begin, self.plan, prompt.ids, message_ends(prompt), options)

@@ -1,4 +1,4 @@
-"""What the report says of a run's models: formats they are held in, bytes they drop, positions beyond training."""
+"""Remarks of the report on a run's models: repacked formats, dropped bytes, positions beyond training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sp.session.result import Scored
 from sp.trace import Stage
 
 
-def told(
+def report_facts(
     target: Loaded,
     drafter: Loaded | None,
     draft: Draft | None,
@@ -37,7 +37,7 @@ def told(
     stages: Sequence[Stage],
     others: Mapping[str, object],
 ) -> dict[str, object]:
-    """Facts of a run's trace by name; those of which there is nothing to say are left out."""
+    """Return facts of a run's trace by name, without empty ones."""
     facts = {
         "drafter": [f"{plain(drafter.path.stem)}, {drafter.chosen}"] if drafter and drafter.chosen else [],
         "repacked": repacked_lines(target, drafter, draft),
@@ -51,51 +51,52 @@ def told(
 
 
 def repacked_lines(target: Loaded, drafter: Loaded | None, draft: Draft | None) -> list[str]:
-    """What models hold in other formats than their files, a line each; see `sp.quant.repack`."""
-    held = {"target": target.model.repacked}
-    held |= {"drafter": drafter.model.repacked} if drafter else {}
-    held |= {"draft": draft.repacked} if draft else {}
-    return [f"{name}: {each}" for name, all_of in held.items() for each in all_of]
+    """Return a line for each tensor that a model holds in another format than its file; see `sp.quant.repack`."""
+    formats = {"target": target.model.repacked}
+    formats |= {"drafter": drafter.model.repacked} if drafter else {}
+    formats |= {"draft": draft.repacked} if draft else {}
+    return [f"{name}: {change}" for name, changes in formats.items() for change in changes]
 
 
 def precision_lines(
     target: Loaded, drafter: Loaded | None, scorer: Scorer, stages: Sequence[Stage], gaps: Gaps = "compact"
 ) -> list[str]:
-    """What models multiply where they read a prompt, a line each; none of one whose products are in BF16 by default.
-    The tokens that go through layers in int8 or fp8 are those of long enough chunks; where it is not known how a model
-    reads, as across gaps, they are not told.
+    """Return a line on the matmul precision of each model's prefill; none for BF16 by default.
+
+    Tokens count as int8 or fp8 in chunks that are long enough; they are not reported where the chunks are unknown, as
+    across gaps.
     """
     counts = {stage.name: stage.tokens for stage in stages}
     together = chunk_tokens(target.model.device, target.model.arithmetic.precision)
-    found = [("target", target, counts.get("target prefill") if gaps == "compact" else None, together)]
+    readings = [("target", target, counts.get("target prefill") if gaps == "compact" else None, together)]
     if drafter is not None:
         drafts = isinstance(scorer, ReadingScorer) and scorer.drafts
         on_device = drafter.model.device == "cuda"
         together = chunk_on_device(drafter.model.config) if on_device else LAYER_MAJOR_CHUNK["cpu"]
-        found.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, together))
+        readings.append(("drafter", drafter, counts.get("draft", counts.get("score")) if drafts else None, together))
     lines = []
-    for role, one, tokens, chunk in found:
-        made_in, line = one.model.arithmetic, f"{role}: {one.model.arithmetic}"
-        if made_in.weights and tokens:
+    for role, loaded, tokens, chunk in readings:
+        arithmetic, line = loaded.model.arithmetic, f"{role}: {loaded.model.arithmetic}"
+        if arithmetic.weights and tokens:
             line += f", {rounded_tokens(tokens, chunk):,} of {tokens:,} tokens"
-        if made_in.attention is not Math.BF16:
+        if arithmetic.attention is not Math.BF16:
             line += f"; attention of runs from {BYTE_QUERIES:,} tokens on"
-        lines += [line] if made_in.asked != Math.BF16 else []
+        lines += [line] if arithmetic.asked != Math.BF16 else []
     return lines
 
 
 def rounded_tokens(tokens: int, chunk: int) -> int:
-    """How many of the tokens of a prompt go through layers in chunks that are long enough for int8 or fp8.
+    """Return how many tokens of a prompt go through layers in chunks that are long enough for int8 or fp8.
 
     >>> rounded_tokens(2500, 1024), rounded_tokens(2500, 2048), rounded_tokens(2600, 2048), rounded_tokens(398, 1024)
     (2048, 2048, 2600, 0)
     """
-    whole, rest = tokens - tokens % chunk, tokens % chunk
+    whole, rest = tokens - tokens % chunk, tokens % chunk  # full chunks, and the last one
     return (whole if chunk >= ROUNDED_TOKENS else 0) + (rest if rest >= ROUNDED_TOKENS else 0)
 
 
 def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
-    """Which layers of the drafter a scorer that asks for them went by and why, and who asked where nobody is known."""
+    """Return lines on the drafter's layers that a calibrated scorer uses, and on queries where no question is known."""
     if drafter is None or not scorer.retrieves or not drafter.model.config.attention_layers:
         return []
     config, lines = drafter.model.config, list[str]()
@@ -111,55 +112,63 @@ def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | Non
     if isinstance(scorer, CalibratedScorer):
         lines.append(calibrated_line(drafter))
     if scored is not None and not scored.drafted.mask("question").any():
-        lines.append(f"drafter: the prompt names no question, so its last {LAST_QUERIES} tokens ask")
+        lines.append(f"drafter: the prompt names no question, so its last {LAST_QUERIES} tokens serve as queries")
     return lines
 
 
 def launch_lines(drafter: Loaded | None, scored: Scored | None) -> list[str]:
-    """Why the launches of every layer of a drafter were planned anew, where a prompt is so short that this takes a host
-    longer than the device needs for them; see `sp.models.run.replay`."""
+    """Return a line if the launches of a short prompt were prepared layer by layer instead of replayed.
+
+    Preparing them takes the host longer than the device needs to run them; see `sp.models.run.replay`.
+    """
     if drafter is None or scored is None or drafter.model.device == "cpu":
         return []
     model = drafter.model
+    # The host would be slower than the device.
     quick = short(model.config, len(scored.drafted), MOST_ALONE[model.arithmetic.precision])
     why = replay_refusal(model) if quick else None
-    return [] if why is None else [f"drafter: launches are planned layer by layer: {why}"]
+    return [] if why is None else [f"drafter: launches are prepared layer by layer: {why}"]
 
 
 def calibrated_line(drafter: Loaded) -> str:
-    """What `calibrated` goes by."""
-    config, found = drafter.model.config, retrieval_of(drafter.model.config)
-    layers = f"layers {', '.join(map(str, found.layers))} of {config.layers}"
-    line = f"drafter: {layers} {'as calibrated' if found.measured else 'by rule'}"
-    line += f", {'un-rotated' if found.rotary == 'none' else 'rotated'}; {found.depth} are run"
-    return line if found.measured else f"{line}; sp calibrate {plain(drafter.path.name, 60)} measures which retrieve"
+    """Return the line on the layers that scorer `calibrated` uses."""
+    config, retrieval = drafter.model.config, retrieval_of(drafter.model.config)
+    layers = f"layers {', '.join(map(str, retrieval.layers))} of {config.layers}"
+    line = f"drafter: {layers} {'as calibrated' if retrieval.measured else 'by rule'}"
+    line += f", {'un-rotated' if retrieval.rotary == 'none' else 'rotated'}; {retrieval.depth} are run"
+    return (
+        line if retrieval.measured else f"{line}; sp calibrate {plain(drafter.path.name, 60)} measures which retrieve"
+    )
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:
-    """How the models of a run come by positions that they were not trained for, a line each."""
+    """Return a line for each model of a run on positions that it was not trained for."""
     models = {"target": target} | ({"drafter": drafter} if drafter else {})
     role, line = "target" if scorer.reads_target else "drafter", None
     if scored is not None and not isinstance(scorer, ModelFreeScorer):
         models[role] = models[role].for_prompt(len(scored.drafted))
         line = extrapolated(role, models[role], len(scored.drafted))
-    lines = [f"{name}: {how}" for name, one in models.items() if (how := scaled(one))]
+    lines = [f"{name}: {scaling}" for name, loaded in models.items() if (scaling := scaled(loaded))]
     return [*lines, f"{role}: {line}"] if line else lines
 
 
 def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: int = 0) -> list[str]:
-    """How many bytes of a prompt the vocabularies of a run have no token for, a line each.
+    r"""Return a line for each vocabulary of a run on the bytes of a prompt for which it has no token.
 
     >>> from sp.prompt import Prompt
-    >>> prompt = TokenisedPrompt(Prompt("a\\x04b\\x04"), np.arange(2), np.array([[0, 1], [1, 4]]), np.array([1, 3]))
+    >>> prompt = TokenisedPrompt(Prompt("a\x04b\x04"), np.arange(2), np.array([[0, 1], [1, 4]]), np.array([1, 3]))
     >>> dropped_lines(prompt)
     ['target: 2 bytes left out, which its vocabulary has no token for (0x04)']
     """
     by_role = {"target": prompt}
     if scored is not None and not np.array_equal(scored.drafted.dropped, prompt.dropped):
         by_role["drafter"] = scored.drafted
-    lines, raw = [], prompt.prompt.text.encode() if any(len(one.dropped) for one in by_role.values()) else b""
-    for role, one in by_role.items():
-        places = one.dropped[one.dropped >= since]
+    lines, raw = (
+        [],
+        prompt.prompt.text.encode() if any(len(tokenised.dropped) for tokenised in by_role.values()) else b"",
+    )
+    for role, tokenised in by_role.items():
+        places = tokenised.dropped[tokenised.dropped >= since]  # bytes of earlier turns were reported then
         which = listed(f"{byte:#04x}" for byte in sorted({raw[place] for place in places.tolist()}))
         count = f"{len(places):,} byte{'s' * (len(places) != 1)}"
         lines += [f"{role}: {count} left out, which its vocabulary has no token for ({which})"] if len(places) else []
@@ -167,44 +176,45 @@ def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: 
 
 
 def scaled(loaded: Loaded) -> str | None:
-    """How RoPE is scaled, and who wants it so; None where it is as the model was trained."""
+    """Return how RoPE is scaled and the reason; None if it is as the model was trained."""
     scaling = loaded.model.config.rope.scaling
-    who = "as was asked" if loaded.asked else "as the prompt needs" if loaded.needed else "as its file says"
+    reason = "as requested" if loaded.requested_rope else "as the prompt needs" if loaded.needed else "as its file says"
     if isinstance(scaling, YarnScaling):
-        return f"RoPE scaled by YaRN, {scaling.factor:g} x {scaling.original_context:,} positions, {who}"
+        return f"RoPE scaled by YaRN, {scaling.factor:g} x {scaling.original_context:,} positions, {reason}"
     if isinstance(scaling, LinearScaling):
-        return f"RoPE scaled linearly by {scaling.factor:g}, {who}"
+        return f"RoPE scaled linearly by {scaling.factor:g}, {reason}"
     if scaling is not None:
-        return f"RoPE scaled by a tensor, {who}"
-    return "RoPE not scaled, as was asked" if loaded.asked else None
+        return f"RoPE scaled by a tensor, {reason}"
+    return "RoPE not scaled, as requested" if loaded.requested_rope else None
 
 
 def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
-    """That a reader of so many tokens leaves the positions it was trained for, and which option is there for it.
-    `loaded` is the model as it reads them, see `Loaded.for_prompt`.
+    """Return a line if a prompt of so many tokens exceeds a model's trained positions, naming the option that helps.
+
+    `loaded` is the model as it reads the prompt, see `Loaded.for_prompt`.
     """
     window = loaded.trained
     if window is None or tokens <= window:
         return None
     line = f"trained to {window:,} positions, the prompt has {tokens:,}: {tokens / window:.1f} x as far, extrapolated"
-    config, asked = loaded.model.config, loaded.asked is not None
-    if not asked and (reason := unscalable(config)) is not None:
+    config, requested = loaded.model.config, loaded.requested_rope is not None
+    if not requested and (reason := unscalable(config)) is not None:
         line += f", for {reason}"
         if not config.delta_layers:
-            return line  # the file's own scaling, which no option goes on from
+            return line  # the file's own scaling, which no option extends
     scaling, original = config.rope.scaling, float(window)
     if isinstance(scaling, YarnScaling):
         original = scaling.original_context
-    elif asked and isinstance(scaling, LinearScaling):
-        original = window / scaling.factor
+    elif requested and isinstance(scaling, LinearScaling):
+        original = window / scaling.factor  # positions before the scaling that the file or the user set
     return f"{line}; --{role}-rope yarn:{2 ** ceil(log2(tokens / original))} would scale RoPE instead"
 
 
 def warn_extrapolated(role: str, loaded: Loaded, tokens: int) -> None:
-    """A `SpWarning` where `extrapolated` has something to say, without the length: filters then show it once."""
+    """Issue a `SpWarning` if `extrapolated` has a line; without the length, so that filters show it once."""
     if extrapolated(role, loaded, tokens) is None:
         return
-    how = f"{role} {loaded.path.name} reads beyond its window of {loaded.trained:,} tokens, extrapolated"
-    left_out = loaded.asked is not None and role == "drafter" and not loaded.model.config.delta_layers
-    mend = "; leave --drafter-rope out, and RoPE is scaled by YaRN" if left_out else ""
-    warnings.warn(how + mend, SpWarning, stacklevel=3)
+    message = f"{role} {loaded.path.name} reads beyond its window of {loaded.trained:,} tokens, extrapolated"
+    left_out = loaded.requested_rope is not None and role == "drafter" and not loaded.model.config.delta_layers
+    mend = "; omit --drafter-rope, and RoPE is scaled by YaRN" if left_out else ""
+    warnings.warn(message + mend, SpWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""What a run and a turn found, what it cost, and how they tell of their progress."""
+"""Results of runs and turns: answers, selections, costs, and their rows for records."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sp.session.options import RunOptions
 from sp.trace import Trace
 
 OnToken = Callable[[int], bool | None]
-"""Takes a token of the answer as it is decoded; the answer ends where it returns True."""
+"""Called with each token of the answer as it is decoded; the answer ends where it returns True."""
 
-SHOWN = 60  # characters of an answer that a short form shows
+SHOWN = 60  # characters of an answer in a repr
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One pass of the target over a prompt; `densities` and `passes` as in `Begun`.
+    """One pass of the target over a prompt; `densities` and `passes` as in `PrefilledAnswer`.
 
-    `reasoning` is what the model thought before, by the marks of its chat template, and `calls` what it called of the
-    tools that it was given; neither is a part of the `text`.
+    `reasoning` is the thinking before the answer, by the marks of the chat template, and `calls` are calls of the tools
+    given; neither is a part of `text`. `ttft_s`: time to first token, in seconds.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Answer:
         return f"Answer({plain(self.text, SHOWN)!r}, {len(self.tokens):,} tokens, the first after {self.ttft_s:.3g} s)"
 
     def with_calls(self, calling: Calling | None) -> Answer:
-        """The same with calls of tools read from the text; as it is where none can be there."""
+        """Return the answer with calls of tools parsed out of its text; unchanged without `calling`."""
         if calling is None:
             return self
         text, calls = read_calls(self.text, calling)
@@ -56,13 +56,17 @@ class Answer:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens that a pass of the target gave, on average; None where no draft guessed."""
+        """Mean number of tokens per pass of the target; None without speculative decoding."""
         return sum(self.passes) / len(self.passes) if self.passes else None
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the drafter found in a prompt, in its own vocabulary, the stages that took, and the way to the target's."""
+    """The scores of a prompt.
+
+    `drafted`: the prompt in the vocabulary of the scoring model; `importance`: its scores; `trace`: the stages this
+    took; `transfer`: the map to the target's tokens, if it was computed already.
+    """
 
     drafted: TokenisedPrompt
     importance: Importance
@@ -75,11 +79,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Everything one run found; `full` is None when the full prefill was not asked for, or not possible.
+    """The result of a run; `full` is None when a full prefill was not requested, or not possible.
 
     `drafted` (the prompt as the drafter read it), `selection`, `scores` and `importance` are None when compression
-    was not active, and `drafted` also where the scorer runs no model. `options` are those of the run as this prompt
-    settled them. `peak_bytes` is memory of the host; what the device held is in the trace of the answer.
+    was not active, and `drafted` also where the scorer runs no model. `options` are those of the run as adapted to this
+    prompt. `peak_bytes` is host memory; device memory is in the trace of the answer.
     """
 
     prompt: TokenisedPrompt
@@ -96,55 +100,55 @@ class RunResult:
     def __repr__(self) -> str:
         full = "" if self.full is None or self.full is self.answer else f" against {self.full.ttft_s:.3g} s in full"
         kept = f"{self.kept_tokens:,} of {len(self.prompt):,} tokens kept"
-        said = plain(self.answer.text, SHOWN)
-        return f"RunResult({said!r}, {kept}, first token after {self.answer.ttft_s:.3g} s{full})"
+        text = plain(self.answer.text, SHOWN)
+        return f"RunResult({text!r}, {kept}, first token after {self.answer.ttft_s:.3g} s{full})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: this in words, and the heat of the prompt's tokens; see `as_heat`."""
-        kept = None if self.selection is None else self.selection.selected
-        return as_heat(self.prompt, kept, self.scores, (repr(self), self.decision.reason))
+        """Return the heat map of the prompt's tokens for notebooks; see `as_heat`."""
+        selected = None if self.selection is None else self.selection.selected
+        return as_heat(self.prompt, selected, self.scores, (repr(self), self.decision.reason))
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens of the prompt the target read."""
+        """Number of the prompt's tokens that the target read."""
         return len(self.prompt) if self.selection is None else int(self.selection.selected.sum())
 
     @property
     def needle_recall(self) -> float | None:
-        """Share of the needle's tokens that were kept; None without a known needle."""
+        """Share of the needle's tokens that were selected; None without a known needle."""
         needle = self.prompt.mask("needle")
         if not needle.any():
             return None
         return 1.0 if self.selection is None else float(self.selection.selected[needle].mean())
 
 
-Way = Literal["append", "rewind"]
-Found = Literal["hit", "fork", "miss"]
-"""How a prompt came by its conversation: it went on where one stood, or another way than one, or began anew."""
+RecallMethod = Literal["append", "rewind"]
+ConversationMatch = Literal["hit", "fork", "miss"]
+"""Conversation of a prompt: one that it continues, a fork of one at an earlier point, or a new one."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a turn, in the target's vocabulary.
+    """Numbers of tokens of a turn, in the target's vocabulary.
 
     Attributes
     ----------
     prompt : int
-        Of the whole transcript.
+        Tokens of the whole transcript.
     cached : int
-        Of the transcript as far as an earlier turn has decided what of it is kept.
+        Tokens of the transcript about which an earlier turn decided.
     new : int
-        The others.
+        The other tokens.
     kept : int
-        Of the new ones, those the target reads.
+        New tokens that the target reads.
     recalled : int
-        Of the cached ones, those left out before and brought back now.
+        Cached tokens that were left out before and are brought back now.
     read : int
-        That the target read in this turn before it answered: kept, recalled, and what it had to read again.
+        Tokens that the target read in this turn before it answered: kept, recalled, and those it had to read again.
     held : int
-        In the target's cache when it answered.
+        Tokens in the target's cache when it answered.
     drafted : int
-        That the drafter read, in its own vocabulary.
+        Tokens that the drafter read, in its own vocabulary.
     """
 
     prompt: int
@@ -157,7 +161,7 @@ class Usage:
     drafted: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """For reports."""
+        """Return the counts by name, for reports."""
         return asdict(self)
 
 
@@ -171,11 +175,11 @@ class Recalled:
     start, end : int
         Tokens ``[start, end)`` of the transcript, in the target's vocabulary.
     score : float
-        The highest of its tokens, for the present question.
+        The highest score of its tokens, for the present question.
     threshold : float
-        What it had to reach: what the best share of `keep_ratio` of the transcript has.
+        The score it had to reach: the quantile 1 - `keep_ratio` of the scores of the transcript.
     way : {"append", "rewind"}
-        As an excerpt before the first new message, or where it stood.
+        As an excerpt before the first new message, or at its original place.
     """
 
     text: str
@@ -183,34 +187,34 @@ class Recalled:
     end: int
     score: float
     threshold: float
-    way: Way
+    way: RecallMethod
 
 
 @dataclass(frozen=True)
 class TurnResult:
-    """Everything one turn found.
+    """The result of a turn.
 
     Attributes
     ----------
     answer : Answer
     usage : Usage
     trace : Trace
-        Of all stages.
+        The trace of all stages.
     recalled : tuple of Recalled
     prompt : TokenisedPrompt
         The transcript with the question, in the target's vocabulary.
     present : boolean array (n,)
-        What of it the target had before it when it answered, excerpts included.
+        Tokens of it that the target's cache held when it answered, excerpts included.
     scores : float32 (n,) or None
         Importance for this question; None where nothing was scored.
     decision : Decision
-        Whether new text was compressed, and why, or why not.
+        Whether new text was compressed, and the reason.
     drafted : tuple of float
-        Shares of the blocks that each layer of the drafter read for new tokens; empty where that was all of them.
-    found : {"hit", "fork", "miss"} or None
-        Of a conversation that `Conversations` found.
+        Shares of the blocks that each layer of the drafter read for new tokens; empty where it read all.
+    match : {"hit", "fork", "miss"} or None
+        Match of the prompt among `Conversations`, if it was answered by these.
     restored : bool
-        Whether that was read from a file, of a process before this one or of one that had no room for it.
+        True if the matching conversation was read from a file.
     """
 
     answer: Answer
@@ -222,49 +226,49 @@ class TurnResult:
     scores: Floats | None
     decision: Decision
     drafted: tuple[float, ...] = ()
-    found: Found | None = None
+    match: ConversationMatch | None = None
     restored: bool = False
 
     def __repr__(self) -> str:
         used = self.usage
-        read = f"{used.kept:,} of {used.new:,} new tokens kept, {used.recalled:,} recalled"
-        said = plain(self.answer.text, SHOWN)
-        return f"TurnResult({said!r}, {read}, first token after {self.answer.ttft_s:.3g} s)"
+        counts = f"{used.kept:,} of {used.new:,} new tokens kept, {used.recalled:,} recalled"
+        text = plain(self.answer.text, SHOWN)
+        return f"TurnResult({text!r}, {counts}, first token after {self.answer.ttft_s:.3g} s)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: this in words, and the heat of the transcript's tokens; see `as_heat`."""
+        """Return the heat map of the transcript's tokens for notebooks; see `as_heat`."""
         return as_heat(self.prompt, self.present, self.scores, (repr(self), self.reason))
 
     @property
     def reason(self) -> str:
-        """Why new text was compressed, or why not."""
+        """Reason why new text was compressed, or was not."""
         return self.decision.reason
 
 
 def turn_row(result: TurnResult, number: int, marked: Sequence[str] = ()) -> dict[str, Any]:
-    """What a turn found and what it cost, small enough to keep: runs of tokens in place of scores and text.
+    """Return a turn's result in a form small enough for records: runs of tokens instead of scores and text.
 
     Parameters
     ----------
     result : TurnResult
     number : int
-        Of the turn, from 1.
+        Number of the turn, from 1.
     marked : sequence of str
-        Pieces of the text to find again, such as the evidence of a question.
+        Pieces of the text to locate, such as the evidence of a question.
 
     Returns
     -------
     dict
         ``turn``, ``answer``, ``reasoning``, ``reason``, the counts of `Usage`, ``ttft_s``, and ``seconds`` of all
-        stages. ``spans`` has tokens ``[start, end)`` of the transcript: ``cached`` were before the target from earlier
-        turns, ``kept`` are new, ``needle`` are those of `marked`; all that is neither of these nor recalled was left
-        out. ``recall`` are the fields of `Recalled`, span by span.
+        stages. ``spans`` has tokens ``[start, end)`` of the transcript: ``cached`` were in the target's cache from
+        earlier turns, ``kept`` are new, ``needle`` are those of `marked`; all other tokens that were not recalled were
+        left out. ``recall`` are the fields of `Recalled`, span by span.
     """
     prompt, usage, present = result.prompt, result.usage, result.present
-    new = np.arange(len(prompt)) >= usage.cached
-    back = np.zeros(len(prompt), bool)
-    for each in result.recalled:
-        back[each.start : each.end] = True
+    new = np.arange(len(prompt)) >= usage.cached  # (n,)
+    back = np.zeros(len(prompt), bool)  # tokens recalled by this turn
+    for span in result.recalled:
+        back[span.start : span.end] = True
     masks = {"cached": present & ~new & ~back, "kept": present & new & ~back}
     spans = {name: runs_of(mask) for name, mask in masks.items()}
     return {
@@ -275,26 +279,28 @@ def turn_row(result: TurnResult, number: int, marked: Sequence[str] = ()) -> dic
         **usage.as_dict(),
         "ttft_s": result.answer.ttft_s,
         "seconds": result.trace.seconds,
-        "spans": {**spans, "needle": _found(prompt, marked)},
-        "recall": [asdict(each) for each in result.recalled],
+        "spans": {**spans, "needle": _locate(prompt, marked)},
+        "recall": [asdict(span) for span in result.recalled],
     }
 
 
 def runs_of(mask: Bools) -> list[list[int]]:
-    """Runs ``[start, end)`` of what is true."""
+    """Return the runs ``[start, end)`` of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    found: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return found
+    runs: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return runs
 
 
-def _found(prompt: TokenisedPrompt, pieces: Sequence[str]) -> list[list[int]]:
-    """Tokens of every place where a piece stands, ascending."""
-    text, found = prompt.prompt.text.encode(), list[list[int]]()
-    for piece in {each.encode() for each in pieces if each}:
-        at = text.find(piece)
-        while at >= 0:
-            first = int(np.searchsorted(prompt.bytes[:, 1], at, side="right"))
-            stop = int(np.searchsorted(prompt.bytes[:, 0], at + len(piece), side="left"))
-            found.append([first, stop])
-            at = text.find(piece, at + len(piece))
-    return sorted(found)
+def _locate(prompt: TokenisedPrompt, pieces: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of every occurrence of the pieces, ascending."""
+    text, ranges = prompt.prompt.text.encode(), list[list[int]]()
+    for piece in {piece.encode() for piece in pieces if piece}:
+        offset = text.find(piece)
+        while offset >= 0:
+            # The first token that ends after the piece begins.
+            first = int(np.searchsorted(prompt.bytes[:, 1], offset, side="right"))
+            # The first that begins after its end.
+            stop = int(np.searchsorted(prompt.bytes[:, 0], offset + len(piece), side="left"))
+            ranges.append([first, stop])
+            offset = text.find(piece, offset + len(piece))
+    return sorted(ranges)

@@ -1,4 +1,4 @@
-"""Conversations: many at once, found by what a prompt begins with, within budgets of memory."""
+"""Conversations: many at once, matched by the beginning of a prompt, within budgets of memory."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from sp.session.loaded import Loaded
 from sp.session.memory import message_ends
 from sp.session.options import ConversationOptions, RunOptions, check_run
 from sp.session.pipeline import Pipeline
-from sp.session.result import Found, OnToken, TurnResult
+from sp.session.result import ConversationMatch, OnToken, TurnResult
 from sp.session.tokenise import Vocabularies
 from sp.trace import Reporter, Stage, silent
 
-LEAST = 64  # tokens that make it worth while to go on from a prompt without messages
+LEAST = 64  # shared tokens from which a prompt without messages continues a conversation
 
 
 @dataclass
 class Counts:
-    """What became of the prompts that were asked."""
+    """Numbers of prompts by their match, and of evicted conversations."""
 
     hits: int = 0
     forks: int = 0
     misses: int = 0
     evictions: int = 0
 
-    def add(self, found: Found) -> None:
-        """One more of them."""
-        self.hits += found == "hit"
-        self.forks += found == "fork"
-        self.misses += found == "miss"
+    def add(self, match: ConversationMatch) -> None:
+        """Count a prompt."""
+        self.hits += match == "hit"
+        self.forks += match == "fork"
+        self.misses += match == "miss"
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class _Entry:
 class Conversations:
     """Conversations of clients that send the whole transcript each time.
 
-    One thread at a time may use it, and no other use of the pipeline may run meanwhile.
+    One thread at a time may use it, and the pipeline must not be used otherwise meanwhile.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class Conversations:
     most : int
         Conversations to remember.
     memory : int, optional
-        Bytes of host memory for all of them; on the CPU caches are there, too.
+        Bytes of host memory for all of them; on the CPU this includes their caches.
     device : int, optional
-        Bytes of device memory for the caches of all of them between turns; those used longest ago leave first.
+        Bytes of device memory for all caches between turns; those used longest ago are offloaded first.
     shelf : Shelf, optional
-        Where they are written to by `save`, and found again when they are not, or no longer, in memory.
+        Folder to which `save` writes them, and from which those not in memory are restored.
 
     Attributes
     ----------
@@ -94,13 +94,13 @@ class Conversations:
         shelf: Shelf | None = None,
     ) -> None:
         if most < 1:
-            raise ConfigError(f"most is {most}; remember at least 1 conversation")
+            raise ConfigError(f"most is {most}; it must be at least 1")
         self.pipeline, self.options = pipeline, options or ConversationOptions()
         self.most, self.memory, self.device, self.shelf = most, memory, device, shelf
         self.counts = Counts()
         self._pair = here(pipeline) if shelf is None else shelf.pair
-        self._tokens = Vocabularies(pipeline.target, pipeline.drafter, most)
-        self._entries: list[_Entry] = []  # the one used longest ago first
+        self._tokens = Vocabularies(pipeline.target, pipeline.drafter, most)  # remembers one prompt per conversation
+        self._entries: list[_Entry] = []  # least recently used first
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -114,33 +114,32 @@ class Conversations:
         memory: ConversationOptions | None = None,
         reporter: Reporter = silent,
     ) -> TurnResult:
-        """Answer a prompt in the conversation that it goes on with, or a new one; see `Conversation.answer`.
+        """Answer a prompt in the conversation that it continues, or in a new one; see `Conversation.answer`.
 
-        Options of a run and `memory`, in place of those of all, are part of what is looked for: with others a
-        conversation is another one.
+        Options of the run and `memory`, which replaces the options of all, are part of a conversation's identity.
         """
         start = time.perf_counter()
         tokenised = self._tokens.target(prompt)
         ends = message_ends(tokenised)
         least = min(int(ends[0]) if len(ends) else LEAST, len(tokenised) - 1)
-        key = identity(self._pair, options, memory or self.options)
+        key = identity(self._pair, options, memory or self.options)  # caches made with other options are of no use
         restored = self._restore(tokenised, least, key, options, memory or self.options)
-        entry, found = self._find(tokenised, least, key, options, memory or self.options)
-        self.counts.add(found)
+        entry, match = self._find(tokenised, least, key, options, memory or self.options)
+        self.counts.add(match)
         entry.whole, entry.unsaved = int(ends[-1]) if len(ends) else len(tokenised), True
-        self._entries.append(entry)
-        looked = time.perf_counter() - start
+        self._entries.append(entry)  # most recently used last
+        looked = time.perf_counter() - start  # part of the time to first token
         try:
             most, decode = options.max_new_tokens, options.decode
             result = entry.talk.answer(prompt, on_token, max_new_tokens=most, decode=decode, reporter=reporter)
             result.trace.stages.insert(0, Stage("find conversation", seconds=looked))
             answer = replace(result.answer, ttft_s=looked + result.answer.ttft_s)
-            return replace(result, answer=answer, found=found, restored=restored and found != "miss")
+            return replace(result, answer=answer, match=match, restored=restored and match != "miss")
         finally:
             self._keep_budgets()
 
     def refusal(self, prompt: Prompt, options: RunOptions) -> str | None:
-        """Why no conversation can answer a prompt, though a run by itself may; None if one can."""
+        """Return why no conversation can answer a prompt, though a single run may; None if one can."""
         try:
             check_run(options, self.pipeline.drafter)
             check_context(self.pipeline.target, len(self._tokens.target(prompt)), options.max_new_tokens)
@@ -149,26 +148,27 @@ class Conversations:
         return None
 
     @property
-    def behind(self) -> bool:
-        """Whether `save` would have anything to do now."""
+    def has_unsaved(self) -> bool:
+        """True if `save` would have something to do now."""
         return self.shelf is not None and not self.shelf.busy and any(entry.unsaved for entry in self._entries)
 
     def save(self) -> None:
-        """Have what is new of the conversation that waits longest for it written, unless the shelf is busy: it will be
-        asked again, and what is newer by then is written with it. Takes as long as to copy that.
+        """Queue the changes of the conversation that has waited longest to be written, unless the shelf is busy.
+
+        A busy shelf calls again, and later changes are then written, too. Takes as long as copying the changes.
         """
-        if self.behind:
+        if self.has_unsaved:
             self._save(next(entry for entry in self._entries if entry.unsaved))
 
     def clear(self) -> None:
-        """Forget all of them, but not what is on the shelf."""
+        """Forget all conversations, except those on the shelf."""
         for entry in self._entries:
             self._save(entry)
             entry.talk.clear()
         self._entries.clear()
 
     def close(self) -> None:
-        """Forget all of them, once the shelf has them."""
+        """Forget all conversations, once the shelf has them."""
         self.clear()
         if self.shelf is not None:
             self.shelf.close()
@@ -180,25 +180,26 @@ class Conversations:
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes of host memory that all of them hold now."""
+        """Bytes of host memory that all conversations hold now."""
         caches = sum(entry.talk.nbytes for entry in self._entries) if self._on_host else 0
         return caches + sum(entry.talk.host_nbytes for entry in self._entries)
 
     def _restore(
         self, prompt: TokenisedPrompt, least: int, key: str, options: RunOptions, memory: ConversationOptions
     ) -> bool:
-        """Bring back the conversation of the shelf that shares most with a prompt, if it is more than any here does."""
+        """Restore the conversation of the shelf that shares most with a prompt, if none in memory shares as much."""
         if self.shelf is None:
             return False
+        # Tokens shared in memory.
         here = max((entry.talk.matching(prompt.ids) for entry in self._entries if entry.key == key), default=0)
         used = {entry.book for entry in self._entries if entry.book is not None}
         book, count = self.shelf.best(key, prompt.ids, used)
-        if book is None or count <= here or count < least or (found := self.shelf.read(book)) is None:
+        if book is None or count <= here or count < least or (contents := self.shelf.load(book)) is None:
             return False
         self._make_room()
         talk = Conversation(self.pipeline, options, memory, vocabularies=self._tokens)
         try:
-            talk.put(*found)
+            talk.put(*contents)
         except DamagedError as error:
             self.shelf.remove(book, str(error))
             return False
@@ -207,41 +208,41 @@ class Conversations:
 
     def _find(
         self, prompt: TokenisedPrompt, least: int, key: str, options: RunOptions, memory: ConversationOptions
-    ) -> tuple[_Entry, Found]:
-        """The conversation for a prompt, taken out of the list; one that shares `least` tokens is gone on with."""
+    ) -> tuple[_Entry, ConversationMatch]:
+        """Return the conversation for a prompt, removed from the list; it shares at least `least` tokens or is new."""
         shared = {entry: entry.talk.matching(prompt.ids) for entry in self._entries if entry.key == key}
         best = max(shared, key=lambda entry: shared[entry], default=None)
         if best is None or shared[best] < least:
             self._make_room()
             talk = Conversation(self.pipeline, options, memory, vocabularies=self._tokens)
             return _Entry(talk, key), "miss"
-        found: Found = "hit" if shared[best] >= min(best.whole, len(prompt) - 1) else "fork"
-        if found == "fork" and self.most > 1:
+        match: ConversationMatch = "hit" if shared[best] >= min(best.whole, len(prompt) - 1) else "fork"
+        if match == "fork" and self.most > 1:
             self._make_room(best)
-            return _Entry(best.talk.fork(prompt.prompt), key), found
-        if found == "fork":  # the other branch stays on the shelf
+            return _Entry(best.talk.fork(prompt.prompt), key), match  # both branches stay in memory
+        if match == "fork":  # the old branch stays on the shelf
             self._save(best)
             best.book = None
         self._entries.remove(best)
-        return best, found
+        return best, match
 
     def _make_room(self, spared: _Entry | None = None) -> None:
-        """Let one go if there are as many as may be, but not the one to be spared."""
+        """Evict conversations until another one fits, except the one spared."""
         while len(self._entries) >= self.most:
             self._evict(next(entry for entry in self._entries if entry is not spared))
 
     def _save(self, entry: _Entry) -> None:
-        """Have what is new of one written, if anything is that can be."""
+        """Queue the changes of a conversation to be written, if there are any."""
         if self.shelf is None or not entry.unsaved:
             return
-        entry.unsaved = False  # or after a failure, which its next turn mends, it would be asked for ever
+        entry.unsaved = False  # also after a failure, or `save` would try it for ever; its next turn repairs it
         if not len(entry.talk.transcript):  # of a request that was refused
             return
         if entry.book is not None and entry.book.gone:
             entry.book = None
-        book, entry.book = entry.book, None  # should this fail, all of it is written anew
-        if (found := entry.talk.written(anew=book is None)) is not None:
-            book = self.shelf.put(book, found, entry.key, entry.whole)
+        book, entry.book = entry.book, None  # if this fails, the next save writes a new file
+        if (changes := entry.talk.changes(full=book is None)) is not None:
+            book = self.shelf.put(book, changes, entry.key, entry.whole)
         entry.book = book
 
     def _evict(self, entry: _Entry) -> None:
@@ -251,11 +252,11 @@ class Conversations:
         self.counts.evictions += 1
 
     def _keep_budgets(self) -> None:
-        """Let those used longest ago leave the device, or go."""
+        """Offload or evict the conversations used longest ago."""
         for entry in list(self._entries):
             if self.device is None or self.device_nbytes <= self.device:
                 break
-            entry.talk.leave()
+            entry.talk.offload()
         while self.memory is not None and self._entries and self.host_nbytes > self.memory:
             self._evict(self._entries[0])
 
@@ -264,32 +265,42 @@ class Conversations:
         return self.pipeline.target.model.device == "cpu"
 
 
-FREE = ("decode", "max_new_tokens")  # options that leave no trace in what is remembered
+FREE = ("decode", "max_new_tokens")  # options that do not affect the caches
+FORMER_NAMES = {"TopSentences": "Sentence", "TopJsonValues": "Json", "TopLines": "Lines", "TopSegments": "Segments"}
+"""Names of classes when the first files were written; with these in the hash, such files are still matched."""
 
 
 def identity(pair: str, options: RunOptions, memory: ConversationOptions) -> str:
-    """A hash over what the pair is and over options; tokens are compared one by one."""
-    parts = [f"{each.name}={getattr(options, each.name)!r}" for each in fields(options) if each.name not in FREE]
-    return blake2b("\n".join([pair, *parts, repr(memory)]).encode(), digest_size=16).hexdigest()
+    """Return a hash of the pair and of options; tokens are compared individually."""
+    parts = [f"{field.name}={getattr(options, field.name)!r}" for field in fields(options) if field.name not in FREE]
+    text = "\n".join([pair, *parts, repr(memory)])
+    for name, former in FORMER_NAMES.items():
+        text = text.replace(f"={name}(", f"={former}(")
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def here(pipeline: Pipeline) -> str:
-    """What the models of a pair are as long as they are open: files by their places, devices, scaling of RoPE."""
-    return "\n".join(_told(one, lambda each: str(each.path.resolve())) for one in (pipeline.target, pipeline.drafter))
+    """Return the identity of a pair while it is open: paths of files, devices, scaling of RoPE."""
+    return "\n".join(
+        _described(loaded, lambda model: str(model.path.resolve())) for loaded in (pipeline.target, pipeline.drafter)
+    )
 
 
 def lasting(pipeline: Pipeline) -> str:
-    """What they are for good: files by their contents, what they multiply, and this version of the program. A hash.
-    ConfigError: a model has no file.
+    """Return the permanent identity of a pair, a hash: contents of files, precisions, and this version of the program.
+
+    ConfigError if a model has no file.
     """
-    models = (_told(one, lambda each: file_sha256(each.path)) for one in (pipeline.target, pipeline.drafter))
-    precisions = (str(one.model.arithmetic) for one in (pipeline.target, pipeline.drafter) if one is not None)
+    models = (
+        _described(loaded, lambda model: file_sha256(model.path)) for loaded in (pipeline.target, pipeline.drafter)
+    )
+    precisions = (str(loaded.model.arithmetic) for loaded in (pipeline.target, pipeline.drafter) if loaded is not None)
     return blake2b("\n".join([__version__, *models, *precisions]).encode(), digest_size=16).hexdigest()
 
 
-def _told(loaded: Loaded | None, named: Callable[[Loaded], str]) -> str:
+def _described(loaded: Loaded | None, named: Callable[[Loaded], str]) -> str:
     if loaded is None:
         return "none"
     model = loaded.model
-    rope = f"{model.config.rope!r} {loaded.asked}"  # that of long prompts hangs on whether one was asked for
+    rope = f"{model.config.rope!r} {loaded.requested_rope}"  # a requested scaling decides how long prompts are read
     return f"{named(loaded)} {loaded.nbytes} {loaded.tokenizer.sha256} {model.device} {rope}"

@@ -1,4 +1,4 @@
-"""Streams: an answer as pieces of text that come while the work goes on, for a loop or for an async loop."""
+"""Streams: an answer as pieces of text while it is decoded, for a loop or for an async loop."""
 
 from __future__ import annotations
 
@@ -17,79 +17,81 @@ from sp.errors import ConfigError
 from sp.session.result import OnToken, RunResult, TurnResult
 from sp.trace import Reporter
 
-Found = TypeVar("Found", bound=RunResult | TurnResult)
-Answered = TypeVar("Answered", bound=RunResult | TurnResult, covariant=True)
+Result = TypeVar("Result", bound=RunResult | TurnResult)
+ResultT_co = TypeVar("ResultT_co", bound=RunResult | TurnResult, covariant=True)
 
 
-class Work(Protocol[Answered]):
-    """What answers: `Pipeline.run` or `Conversation.answer`, all but these two given."""
+class AnswerCall(Protocol[ResultT_co]):
+    """A call that answers: `Pipeline.run` or `Conversation.answer` with all other arguments bound."""
 
-    def __call__(self, *, reporter: Reporter, on_token: OnToken) -> Answered: ...
+    def __call__(self, *, reporter: Reporter, on_token: OnToken) -> ResultT_co: ...
 
 
 class _StoppedError(Exception):
-    """Nobody reads the stream any more; raised inside the pipeline to end its work."""
+    """Raised inside the pipeline to end its work when nobody reads the stream any more."""
 
 
 @dataclass
-class _State(Generic[Found]):
-    """What the work and the stream share. At its end it has a `result`, or went wrong by an `error`; neither if it was
-    stopped before the answer began.
+class _State(Generic[Result]):
+    """The state shared by the work and the stream.
+
+    At its end it has a `result` or an `error`, or neither if it was stopped before the answer began.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
-    result: Found | None = None
+    result: Result | None = None
     error: BaseException | None = None
 
 
-Tell = Callable[[str | None], None]
-"""Takes a piece of text, and None at the end."""
+Emit = Callable[[str | None], None]
+"""Takes each piece of text, and None at the end."""
 
 
-def _answer(work: Work[Found], text: AnswerText, reporter: Reporter, state: _State[Found], tell: Tell) -> None:
-    """Do the work, and tell of text and of the end. Once it is to stop it does: at the next layer of a prompt, or with
-    the next token of an answer, which then is all there is of it.
+def _answer(work: AnswerCall[Result], text: AnswerText, reporter: Reporter, state: _State[Result], emit: Emit) -> None:
+    """Run the work, and emit its text and its end.
+
+    A stop ends it at the next layer of the prompt, or with the next token of the answer, which is then cut there.
     """
     stop = state.stop
 
     @contextmanager
-    def watching(what: str, total: int) -> Iterator[Callable[[int], None]]:
-        with reporter(what, total) as progress:
+    def watching(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        with reporter(label, total) as progress:
 
-            def told(amount: int) -> None:
+            def advance(amount: int) -> None:
                 if stop.is_set():
                     raise _StoppedError
                 if progress is not None:
                     progress(amount)
 
-            told(0)
-            yield told
+            advance(0)  # a stop before the stage ends the work at once
+            yield advance
 
     def on_token(token: int) -> bool:
         if piece := text.push(token):
-            tell(piece)
+            emit(piece)
         return stop.is_set()
 
     try:
         state.result = work(reporter=watching, on_token=on_token)
         if rest := text.finish():
-            tell(rest)
+            emit(rest)
     except _StoppedError:
         pass
-    except BaseException as error:  # which belongs to whoever reads
+    except BaseException as error:  # raised again in the thread that reads the stream
         state.error = error
     state.ended = True
-    tell(None)
+    emit(None)
 
 
-class _Reading(Generic[Found]):
-    """What both kinds of stream are: work that begins when the first piece is asked for, and its end."""
+class _BaseStream(Generic[Result]):
+    """The common part of streams: work that starts when the first piece is requested, and its end."""
 
-    def __init__(self, work: Work[Found], text: AnswerText, reporter: Reporter) -> None:
-        self._given, self._state = (work, text, reporter), _State[Found]()
+    def __init__(self, work: AnswerCall[Result], text: AnswerText, reporter: Reporter) -> None:
+        self._work, self._state = (work, text, reporter), _State[Result]()
         self._thread: threading.Thread | None = None
-        self._over = False  # nothing more is to be read
+        self._over = False  # no further piece may be read
 
     def __del__(self) -> None:
         self._state.stop.set()
@@ -99,31 +101,34 @@ class _Reading(Generic[Found]):
         return f"{type(self).__name__}({state})"
 
     @property
-    def result(self) -> Found:
-        """What a call without a stream would have returned, once the stream has ended.
+    def result(self) -> Result:
+        """The result that a call without a stream would have returned, once the stream has ended.
 
         Raises
         ------
         ConfigError
-            Before that, and for a stream that was closed before its answer began.
+            Before the end, and for a stream that was closed before its answer began.
         """
         if not self._state.ended:
-            raise ConfigError("the stream has not ended, so there is no result yet; read it to its end, or close it")
+            raise ConfigError("the stream has not ended, so it has no result yet; read it to its end, or close it")
         if self._state.error is not None:
             raise self._state.error
         if self._state.result is None:
-            raise ConfigError("the stream was closed before the answer began, so there is no result; ask anew")
+            raise ConfigError(
+                "the stream was closed before the answer began, so it has no result; start another stream"
+            )
         return self._state.result
 
-    def _begin(self, tell: Tell) -> None:
-        """Begin the work, if nothing has."""
+    def _begin(self, emit: Emit) -> None:
+        """Start the work, unless it has started."""
         if self._thread is None:
-            answer = partial(_answer, *self._given, self._state, tell)
+            answer = partial(_answer, *self._work, self._state, emit)
+            # The work sees the context variables of the caller. A daemon thread does not keep the process alive.
             self._thread = threading.Thread(target=copy_context().run, args=(answer,), name="sp-stream", daemon=True)
             self._thread.start()
 
-    def _taken(self, piece: str | None) -> str | None:
-        """A piece, or None at the end; what went wrong is raised."""
+    def _checked(self, piece: str | None) -> str | None:
+        """Return a piece, or None at the end; raises the error of the work."""
         if piece is None:
             self._over = True
             if self._state.error is not None:
@@ -131,18 +136,18 @@ class _Reading(Generic[Found]):
         return piece
 
     def _stop(self) -> None:
-        """Have the work end."""
+        """Request the end of the work."""
         self._state.stop.set()
         self._over = True
-        self._state.ended |= self._thread is None
+        self._state.ended |= self._thread is None  # work that never started has ended
 
 
-class Stream(_Reading[Found]):
+class Stream(_BaseStream[Result]):
     """An answer, piece by piece: whole characters of its text, as soon as they are certain.
 
-    The work goes on in a thread of its own, from when the first piece is asked for; no other use of the pipeline may
-    run meanwhile. A loop that is left, `close`, and the end of a ``with`` block end it: within a layer of the prompt,
-    or with the next token of the answer. `result` has then what there is.
+    The work runs in a thread of its own, from the first piece requested; the pipeline must not be used otherwise
+    meanwhile. Leaving the loop, `close`, and the end of a ``with`` block end the work: within a layer of the prompt,
+    or with the next token of the answer. `result` then has the answer so far.
 
     Examples
     --------
@@ -153,9 +158,9 @@ class Stream(_Reading[Found]):
     True
     """
 
-    def __init__(self, work: Work[Found], text: AnswerText, reporter: Reporter) -> None:
+    def __init__(self, work: AnswerCall[Result], text: AnswerText, reporter: Reporter) -> None:
         super().__init__(work, text, reporter)
-        self._told = SimpleQueue[str | None]()
+        self._pieces = SimpleQueue[str | None]()
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -179,26 +184,27 @@ class Stream(_Reading[Found]):
         self.close()
 
     def close(self) -> None:
-        """End the work, and wait until it has ended; nothing if it has. Any thread may call it."""
+        """End the work and wait for its end; safe to call again, and from any thread."""
         self._stop()
+        # A finaliser may run in the working thread, which cannot join itself.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _next(self) -> str | None:
         if self._over:
             return None
-        self._begin(self._told.put)
+        self._begin(self._pieces.put)
         try:
-            return self._taken(self._told.get())
-        except BaseException:  # Ctrl-C, while nothing came
+            return self._checked(self._pieces.get())
+        except BaseException:  # for example Ctrl-C while waiting
             self.close()
             raise
 
 
-class AsyncStream(_Reading[Found]):
-    """`Stream` for an async loop: the work goes on in one thread, and the event loop is free.
+class AsyncStream(_BaseStream[Result]):
+    """`Stream` for an async loop: the work runs in one thread, and the event loop is free.
 
-    Cancelling the task that reads, `aclose`, and the end of an ``async with`` block end the work as `Stream` says.
+    Cancelling the task that reads, `aclose`, and the end of an ``async with`` block end the work as in `Stream`.
     After ``break`` the event loop closes it.
 
     Examples
@@ -206,15 +212,15 @@ class AsyncStream(_Reading[Found]):
     >>> import asyncio, sp
     >>> async def main() -> bool:
     ...     stream = sp.load(device="cpu").astream("The sky is blue.", sp.RunOptions(max_new_tokens=4))
-    ...     said = "".join([piece async for piece in stream])
-    ...     return said == stream.result.answer.text
+    ...     text = "".join([piece async for piece in stream])
+    ...     return text == stream.result.answer.text
     >>> asyncio.run(main())
     True
     """
 
-    def __init__(self, work: Work[Found], text: AnswerText, reporter: Reporter) -> None:
+    def __init__(self, work: AnswerCall[Result], text: AnswerText, reporter: Reporter) -> None:
         super().__init__(work, text, reporter)
-        self._told, self._ended = asyncio.Queue[str | None](), asyncio.Event()
+        self._pieces, self._ended = asyncio.Queue[str | None](), asyncio.Event()
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
@@ -235,7 +241,7 @@ class AsyncStream(_Reading[Found]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the work, and wait until it has ended; nothing if it has."""
+        """End the work and wait for its end; safe to call again."""
         self._stop()
         if self._thread is not None:
             await self._ended.wait()
@@ -243,22 +249,22 @@ class AsyncStream(_Reading[Found]):
     async def _next(self) -> str | None:
         if self._over:
             return None
-        loop, told, ended, state = asyncio.get_running_loop(), self._told, self._ended, self._state
+        loop, pieces, ended, state = asyncio.get_running_loop(), self._pieces, self._ended, self._state
 
-        def arrived(piece: str | None) -> None:
-            told.put_nowait(piece)
+        def deliver(piece: str | None) -> None:
+            pieces.put_nowait(piece)
             if piece is None:
                 ended.set()
 
-        def tell(piece: str | None) -> None:
+        def emit(piece: str | None) -> None:
             try:
-                loop.call_soon_threadsafe(arrived, piece)
-            except RuntimeError:  # the loop is closed, and nobody hears
+                loop.call_soon_threadsafe(deliver, piece)
+            except RuntimeError:  # the loop is closed, so nobody reads any more
                 state.stop.set()
 
-        self._begin(tell)
+        self._begin(emit)
         try:
-            return self._taken(await told.get())
+            return self._checked(await pieces.get())
         except BaseException:  # the task is cancelled
             await self.aclose()
             raise

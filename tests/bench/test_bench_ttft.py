@@ -226,7 +226,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "either"),
         (("--synthetic-drafter", "qwen3-0.6"), "did you mean 'qwen3-0.6b'"),
         (("--vram", "much"), "24g"),
-        (("--vram", "none,18g"), "leave it out"),
+        (("--vram", "none,18g"), "omit it"),
         (("-o", "pdf"), "pdf"),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     other = replace(pair, drafter=replace(pair.drafter, path=Path("x.gguf")))
     cell = Cell(300, RunOptions(compress="always"))
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
-    asked = replace(pair, drafter=replace(pair.drafter, asked=RopeScaling("yarn", 4.0)))
+    asked = replace(pair, drafter=replace(pair.drafter, requested_rope=RopeScaling("yarn", 4.0)))
     assert config_of(cell, asked, "numpy") == config_of(cell, pair, "numpy") | {"drafter_rope": "yarn:4"}
     int8 = Arithmetic(Math.INT8, Math.INT8, 7, 9)
     mixed = replace(pair, drafter=multiplying(pair.drafter, int8))

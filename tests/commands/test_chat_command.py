@@ -107,7 +107,7 @@ def test_json_is_a_line_a_turn(chat: Any, document: Path) -> None:
         ("", ["--out", "/dev/null/rows.jsonl"], "cannot write below"),
         ("", ["--recall", "twice"], "recall"),
         ("", ["--recall-ratio", 0], "recall_ratio must be above 0"),
-        ("", ["--scorer", "lookahead"], "cannot go on from keys of earlier turns"),
+        ("", ["--scorer", "lookahead"], "cannot reuse keys of earlier turns"),
         ("", ["--set", "decode.budget=4"], "budget"),
     ],
     ids=str,

@@ -61,7 +61,7 @@ def test_rows_are_made_once_and_the_table_is_narrow(
         (["--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
         (["-n", "0"], "--n must be at least 1, not 0"),
         (["-t", "1800", "--turns", "2"], "take --layout plain"),
-        (["-t", "1800", "--turns", "2", "--scorer", "lookahead"], "scorer lookahead cannot go on from keys"),
+        (["-t", "1800", "--turns", "2", "--scorer", "lookahead"], "scorer lookahead cannot reuse keys"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(

@@ -237,7 +237,7 @@ def test_what_no_conversation_can_have_is_told_at_once(pipeline: Pipeline) -> No
         if name not in ("conversation", "recall"):
             way.check(pipeline, options)
             continue
-        with pytest.raises(ConfigError, match="lookahead cannot go on from keys"):
+        with pytest.raises(ConfigError, match="lookahead cannot reuse keys"):
             way.check(pipeline, options)
 
 

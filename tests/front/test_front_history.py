@@ -183,7 +183,7 @@ def test_the_drafter_reads_only_what_is_new() -> None:
     texts[4] = TranscriptText("user", parts[2], open=True)
     assert got["messages"][4]["content"].startswith(slow.read(texts, ASK, keep_ratio=0.3).texts[4].text)
     (memory,) = quick._memories
-    assert memory.memory.trail.tokens == len(memory.ids)
+    assert memory.memory.cache.tokens == len(memory.ids)
 
 
 @settings(max_examples=12, deadline=None)

@@ -78,7 +78,7 @@ def test_each_turn_may_be_another_process(names, tmp_path) -> None:
 def test_few_snapshots_are_on_the_device_between_turns() -> None:
     talk = Conversation(pair(*PAIRS[0], "cuda"), options(0.4))
     for _ in walk(talk, 4):
-        trail = talk._memory.target.trail
+        trail = talk._memory.target.cache
         states = trail.cache.state_nbytes
         assert trail.nbytes <= trail.cache.nbytes + NEAR * states
         assert len(trail.places) <= NEAR or trail.host_nbytes >= states

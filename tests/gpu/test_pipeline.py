@@ -86,7 +86,7 @@ def test_two_hundred_requests_of_mixed_length_hold_no_more_memory_than_the_first
         kv, keep_ratio = ("f16", "q4_0", "q4_0")[number % 3], (0.2, 1.0)[number % 2]
         run(where, prompt(int(lengths[number]), shift=number), kv=kv, max_new_tokens=4, keep_ratio=keep_ratio)
         if turn % 4 == 3:  # after all others the cache and its graphs stay for the next one
-            where.residency.cache_pool.drop()
+            where.memory_manager.cache_pool.drop()
             used.append(pool.used_bytes())
         total.append(pool.total_bytes())
     print("used", [n >> 20 for n in used[::5]], "pool", [n >> 20 for n in total[::20]], "MiB")
@@ -155,7 +155,7 @@ def test_a_driver_that_has_no_memory_left_is_refused_too(fresh, monkeypatch) -> 
         return real(size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(fresh.residency), "malloc", failing)
+        patch.setattr(type(fresh.memory_manager), "malloc", failing)
         with pytest.raises(DeviceError, match="memory is full"):
             run(fresh, asked)
     assert run(fresh, asked).answer.tokens == want

@@ -80,5 +80,5 @@ def test_a_budget_counts_the_draft_and_holds() -> None:
         assert one.tokens == free.tokens
         report = one.trace.facts["residency"]
         assert report["peak_bytes"] <= report["budget_bytes"]
-    assert tight.residency.cache_pool.drop() is False, "within a budget nothing is kept between answers"
+    assert tight.memory_manager.cache_pool.drop() is False, "within a budget nothing is kept between answers"
     answer(drafting().within(None), decode=Greedy())  # which lifts the budget

@@ -117,18 +117,18 @@ def work():
         raise DeviceError("the GPU's memory is full")
     return "read"
 with ExitStack() as stack:
-    assert pair.residency.attempt(stack, "target", 300, work) == "read"
+    assert pair.memory_manager.attempt(stack, "target", 300, work) == "read"
 assert tries == [(56, 21), (0, 21)], tries
 assert target.arithmetic.kept == 0 and drafter.arithmetic.kept > 0
 
 # Where memory is short, what is kept goes before parts of a model that is idle.
-assert pair.residency._leave_room(1)
-assert kept(drafter) == 0 and not pair.residency._models["drafter"].offloaded
+assert pair.memory_manager._leave_room(1)
+assert kept(drafter) == 0 and not pair.memory_manager._models["drafter"].offloaded
 print(*precision_lines(pair.target, pair.drafter, RunOptions().scorer, []), sep="\\n")
 
 # Parts that leave take nothing along.
 pair, target, drafter = opened()
-parts = pair.residency._models["target"]
+parts = pair.memory_manager._models["target"]
 parts.offload(parts.resident[:3])
 assert target.arithmetic.kept == 0
 parts.onload(parts.offloaded, cupy.cuda.Stream())
@@ -137,7 +137,7 @@ prefill(target, np.arange(1100), np.arange(1100), target.new_cache(1100))
 
 # Under a budget nothing is kept, nor from one on.
 pair, target, drafter = opened()
-with pair.within(1 << 40).residency.using("target", 300):
+with pair.within(1 << 40).memory_manager.using("target", 300):
     assert kept(target) == kept(drafter) == target.arithmetic.kept == drafter.arithmetic.kept == 0
 bound = Pipeline.open(device="cuda", vram=1 << 30, precision="int8")
 assert bound.target.model.arithmetic.kept == kept(bound.target.model) == 0

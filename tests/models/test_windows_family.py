@@ -156,7 +156,7 @@ def test_a_run_names_what_is_not_repeated(model, prompt) -> None:
     on_device, drafted = copy(model), SimpleNamespace(drafted=range(N))
     on_device.device = "cuda"
     [line] = launch_lines(SimpleNamespace(model=on_device), drafted)
-    assert line == "drafter: launches are planned layer by layer: layer 0: its weights are not packed, as on the CPU"
+    assert line == "drafter: launches are prepared layer by layer: layer 0: its weights are not packed, as on the CPU"
     assert launch_lines(SimpleNamespace(model=model), drafted) == []
     on_device.config = replace(model.config, hidden=1024)
     assert launch_lines(SimpleNamespace(model=on_device), SimpleNamespace(drafted=range(1 << 20))) == []

@@ -61,10 +61,10 @@ def test_three_prompts_one_after_the_other(name, options, drafter, tmp_path) -> 
         want = scorer.score(request)
         got = scorer.score(replace(request, keys=keys))
         np.testing.assert_allclose(got.scores, want.scores, rtol=2e-3, atol=2e-5 * np.abs(want.scores).max())
-        assert keys.trail.tokens == tokens
+        assert keys.cache.tokens == tokens
     changed = asked.request.ids.copy()
     changed[100:] = (changed[100:] + 1) % 256
-    keys.trail.rewind_to(100)
+    keys.cache.rewind_to(100)
     request = replace(asked.request, ids=changed)
     want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
     np.testing.assert_allclose(got.scores, want.scores, rtol=2e-3, atol=2e-5 * np.abs(want.scores).max())
@@ -87,10 +87,10 @@ def test_a_recurrent_reader_goes_back_to_a_stop(hybrid: Model, name: str) -> Non
     keys = PrefixKeys(trail_of(scorer, hybrid), (70, 140, 141, 250, 388))
     scorer.score(replace(asked.request, keys=keys))
     first = TOKENS - (8 if name != "mid_layer" else 5)
-    assert keys.trail.places == tuple(stop for stop in keys.stops if stop <= first)
+    assert keys.cache.places == tuple(stop for stop in keys.stops if stop <= first)
     changed = asked.request.ids.copy()
     changed[200:] = (changed[200:] + 1) % 256
-    assert keys.trail.rewind_to(200) == 141
+    assert keys.cache.rewind_to(200) == 141
     request = replace(asked.request, ids=changed)
     want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
     np.testing.assert_allclose(got.scores, want.scores, rtol=2e-3, atol=2e-5 * np.abs(want.scores).max())

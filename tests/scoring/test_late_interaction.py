@@ -262,10 +262,10 @@ def test_kept_keys_change_nothing(yarn, drafter, far, tmp_path) -> None:
         request = replace(whole, question=question, **parts)
         want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
         np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)
-        assert keys.trail.tokens == tokens
+        assert keys.cache.tokens == tokens
     changed = whole.ids.copy()
     changed[100:] = (changed[100:] + 1) % 900
-    keys.trail.rewind_to(100)
+    keys.cache.rewind_to(100)
     request = replace(whole, ids=changed, question=np.arange(390) >= 300)
     want, got = scorer.score(request), scorer.score(replace(request, keys=keys))
     np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)

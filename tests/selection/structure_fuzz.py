@@ -24,7 +24,7 @@ from sp.gguf import GGUFFile, Tokenizer
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.selection import SELECTORS, Selection, SelectionRequest
 from sp.session import embedded
-from sp.session.compress import Cut, compress
+from sp.session.compress import SelectionDetails, compress
 
 MARK = re.compile(r"\[\.\.\. [\d,]+ (?:line|character)s? \.\.\.\]")
 NAMES = ("lines", "json", "segments")
@@ -70,7 +70,12 @@ def reading_faults(prompt: TokenisedPrompt, selection: Selection, reader: Tokeni
     for mapping in ("byte_span", "text_rejoin"):
         plain, marked = (
             compress(
-                prompt, selection.selected, reader, "original", mapping, Cut(selection.byte_ranges, mark, whole=True)
+                prompt,
+                selection.selected,
+                reader,
+                "original",
+                mapping,
+                SelectionDetails(selection.byte_ranges, mark, whole=True),
             )  # type: ignore[arg-type]
             for mark in (False, True)
         )

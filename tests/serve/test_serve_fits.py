@@ -10,7 +10,7 @@ import serving as tool
 import web
 
 from sp.session import Conversations, Pipeline, RunOptions, request
-from sp.session.residency import Residency
+from sp.session.device.memory_manager import MemoryManager
 
 WINDOW = 300
 PARTS = [{"type": "text", "text": part} for part in (tool.document("quiet-coral", 3254257, 40), "What is green?")]
@@ -54,7 +54,7 @@ def test_over_the_window(
 @pytest.mark.parametrize("sessions", [False, True])
 def test_over_a_budget_of_memory(read: list[str], sessions: bool) -> None:
     pair = tool.load()
-    tight = replace(pair, residency=Residency(pair.target.model.nbytes + 1000))
+    tight = replace(pair, memory_manager=MemoryManager(pair.target.model.nbytes + 1000))
     options = RunOptions(keep_ratio=0.5, compress="always")
     with tool.serving(tight, talks=Conversations(tight) if sessions else None, options=options) as server:
         reply = web.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=30)

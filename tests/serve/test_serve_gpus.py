@@ -139,7 +139,7 @@ def test_requests_of_several_gpus_have_no_sessions(shared: Pipeline, pair: Pipel
         (["--gpus", "2", "--device", "cpu"], "--gpus needs GPUs; omit it with --device cpu"),
         (["--target-gpus", "2", "--device", "cpu"], "--target-gpus needs GPUs; omit it with --device cpu"),
         (["--gpus", "2", "--replicas", "2"], "--gpus is for one server; leave it and --target-gpus away"),
-        (["--gpus", "2", "--device", "cpu", "--vram", "20g"], "a budget of GPU memory is for one GPU; leave --vram"),
+        (["--gpus", "2", "--device", "cpu", "--vram", "20g"], "--vram limits the memory of a single GPU; omit it"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_a_line(options: list[str], told: str) -> None:

@@ -84,7 +84,7 @@ def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
         (b'{"messages": [{"role": "user", "content": "' + b"7 " * 170_000 + b'"}]}', 400,
          r"context of 163840; sp.keep_ratio 0.5 leaves \d+ of them, which do not fit either: lower it"),
         (b'{"sp": {"compress": "off"}, "messages": [{"role": "user", "content": "' + b"7 " * 90_000 + b'"}]}', 400,
-         "context of 163840; let a drafter compress the prompt, shorten it or lower max_tokens"),
+         "context of 163840; compress the prompt with a drafter, shorten it or lower max_tokens"),
         (b'{"messages": "' + b"x" * (1 << 20) + b'"}', 413, "raise --max-body"),
     ],
 )  # fmt: skip

@@ -210,7 +210,7 @@ def test_requests_that_can_have_no_session_are_runs_by_themselves_and_told_why(
 ) -> None:
     messages = asked(FACTS, list(FACTS)[:1], 1)
     for own, reason in (
-        ({"scorer": "lookahead"}, "lookahead cannot go on from keys of earlier turns"),
+        ({"scorer": "lookahead"}, "lookahead cannot reuse keys of earlier turns"),
         ({"session": False}, "the request wants none"),
     ):
         said, usage = ask(warm, messages, extra_body={"sp": own})

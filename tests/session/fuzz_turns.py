@@ -125,7 +125,7 @@ def walk(
             assert talks.host_nbytes <= min(24 << 20, bytes_allowed(talks, longest)), "bytes grow"
             assert len(talks) <= MOST
             if rng.random() < 0.1 and len(talks):
-                talks._entries[int(rng.integers(len(talks)))].talk.leave()
+                talks._entries[int(rng.integers(len(talks)))].talk.offload()
                 told["parked"] += 1
     ended(talks, told, rng)
     told["longest"] = longest

@@ -73,7 +73,7 @@ def check_left(talks: Conversations, story: Story) -> Counter[str]:
     assert talks.shelf is not None
     newest = -1
     for book in list(talks.shelf._books):
-        found = talks.shelf.read(book)
+        found = talks.shelf.load(book)
         assert found is not None, "a file cannot be read"
         talk = Conversation(talks.pipeline, RUN, MEMORY)
         talk.put(*found)
@@ -110,7 +110,7 @@ def process(where: Pipeline, folder: Path, story: Story, seed: int, out: int, ki
             talks.save()
             if rng.random() < 0.5:
                 talks.shelf.drain()
-                while talks.behind:  # with another conversation, too
+                while talks.has_unsaved:  # with another conversation, too
                     talks.save()
                     talks.shelf.drain()
                 say(written=state)

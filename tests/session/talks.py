@@ -122,4 +122,4 @@ def check(talk: Conversation, result: TurnResult) -> None:
     assert result.present[usage.cached :][protected[usage.cached :]].all()
     assert usage.new + usage.cached == usage.prompt == n
     assert usage.held >= int(result.present.sum())
-    assert talk._memory.target.trail.tokens == len(slots)
+    assert talk._memory.target.cache.tokens == len(slots)

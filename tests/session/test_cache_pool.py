@@ -33,7 +33,7 @@ def run(pair, decode, characters, **changes):
     options = RunOptions(keep_ratio=0.3, compress="always", max_new_tokens=40, decode=decode, **changes)
     dry_device.launches.clear()
     result = pair.run(prompt, options, full=False)
-    pooled = pair.residency.cache_pool.idle
+    pooled = pair.memory_manager.cache_pool.idle
     found = {"launches": sum(dry_device.launches.values()), "used": dry_memory.pool.used_bytes()}
     found |= {"pooled": id(pooled), "capacity": pooled.cache.capacity if pooled else 0}
     found["empty"] = pooled is None or (pooled.cache.tokens, pooled.cache.pages_in_use) == (0, 0)
@@ -45,7 +45,7 @@ for name, decode in (("greedy", Greedy()), ("tree", DDTree(22)), ("chain", DFlas
     out[name] = [run(pair, decode, 6000) for _ in range(4)]
 out["shorter"], out["longer"] = run(pair, DFlash(), 3000), run(pair, DFlash(), 24000)
 out["packed"] = run(pair, DFlash(), 3000, kv="q4_0")
-pair.residency.cache_pool.drop()
+pair.memory_manager.cache_pool.drop()
 out["alone"] = dry_memory.pool.used_bytes()
 other, tight = pair.within(None), pair.within(out["alone"] + (24 << 20))
 out["other"] = run(other, DFlash(), 24000)

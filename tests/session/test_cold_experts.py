@@ -43,14 +43,14 @@ for options in (RunOptions(0.3, compress="always", max_new_tokens=4), RunOptions
     trace = pair.run(prompt, options, full=False).answer.trace
     out.setdefault("facts", []).append({name: trace.facts[name] for name in ("experts", "expert_choices")})
     out.setdefault("peaks", []).append(trace.facts["residency"]["peak_bytes"])
-out["room"] = pair.residency.pool.source.used_bytes()
+out["room"] = pair.memory_manager.pool.source.used_bytes()
 ring, used = pair.target.model.cold.ring, dry_memory.pool.used_bytes
 out["freed"] = []
 for busy in ("target", "drafter"):
-    pair.residency._busy, before, away = busy, used(), pair.residency._away(busy)
-    pair.residency._leave_room(1)
-    out["freed"].append([before - used(), pair.residency._away(busy) == away])
-pair.residency._busy = None
+    pair.memory_manager._busy, before, away = busy, used(), pair.memory_manager._offloaded_others(busy)
+    pair.memory_manager._leave_room(1)
+    out["freed"].append([before - used(), pair.memory_manager._offloaded_others(busy) == away])
+pair.memory_manager._busy = None
 again = pair.run(prompt, options, full=False).answer.trace.facts
 assert again["expert_choices"] == trace.facts["expert_choices"]
 out["ring"] = ring.room

@@ -239,9 +239,9 @@ def test_caches_may_leave_between_turns(target: str) -> None:
     for (_, one), (_, other) in zip(walk(stay, chat(3)), walk(leave, chat(3)), strict=True):
         assert one.answer.tokens == other.answer.tokens
         assert one.usage == other.usage
-        assert leave.leave()
+        assert leave.offload()
         assert leave.nbytes == 0 < leave.host_nbytes
-        assert not leave.leave()
+        assert not leave.offload()
     leave.clear()
     assert leave.host_nbytes == 0
 
@@ -302,8 +302,8 @@ def test_excerpts_give_way_where_positions_run_out(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("changes", "said_of_it"),
     [
-        ({"scorer": SCORERS.build("lookahead")}, "cannot go on from keys"),
-        ({"scorer": SCORERS.build("target_attention")}, "has the target read everything"),
+        ({"scorer": SCORERS.build("lookahead")}, "cannot reuse keys"),
+        ({"scorer": SCORERS.build("target_attention")}, "runs on the target, which would read everything"),
         ({"mapping": "text_rejoin", "positions": "contiguous"}, "byte_span"),
     ],
     ids=str,

@@ -55,7 +55,7 @@ talk = Conversation(pair, options)
 list(turns(talk, 2))
 gc.collect()
 out["held"] = [talk.nbytes, dry_memory.pool.used_bytes() - weights]
-trails = talk._memory.trails
+trails = talk._memory.caches
 
 
 def scramble():
@@ -86,15 +86,15 @@ def taken():
 
 out["taken"] = same(taken())
 other = Conversation(pair, options)
-for trail, mine in zip(trails, other._memory.trails):
+for trail, mine in zip(trails, other._memory.caches):
     again = trail.changes(full=True)
     mine.put(again.held, again.fresh)
     mine._with_room(mine.tokens)
-out["put"] = same(map(pages, other._memory.trails))
+out["put"] = same(map(pages, other._memory.caches))
 other.clear()
 del other, mine, again
 gc.collect()
-talk.leave()
+talk.offload()
 out["taken"] = out["taken"] and same(taken())
 out["left"] = [talk.nbytes, dry_memory.pool.used_bytes() - weights, talk.host_nbytes]
 for trail in trails:
@@ -106,7 +106,7 @@ for trail in trails:
 out["grown"] = all(np.array_equal(a, b) for x, y in zip(before, map(pages, trails)) for a, b in zip(x, y))
 pinned = len(dry_memory.pinned)
 for _ in range(3):
-    talk.leave()
+    talk.offload()
     for trail in trails:
         trail._with_room(trail.tokens)
 out["pinned anew"] = len(dry_memory.pinned) - pinned
@@ -122,7 +122,7 @@ for start in (1, 2, 3, 1, 2):
     talks.answer(prompt_of(history, pair.target), options)
 out["device"], out["host"] = talks.device_nbytes, talks.host_nbytes
 out["counts"] = vars(talks.counts)
-peak = pair.residency.report(0.0)["peak_bytes"]
+peak = pair.memory_manager.report(0.0)["peak_bytes"]
 first, second = Conversation(pair, options), Conversation(pair, options)
 talks.clear()
 idle = list(turns(first, 2, 3))

@@ -17,7 +17,9 @@ from sp.session import Pipeline, embedded
 from sp.session.loaded import default_drafter
 from sp.studies.sweep.sweep import load_sweep
 
-GET = r"^mine.gguf needs a drafter that scores prompts, and none is here; fetch one with: sp get smollm2-135m, or name"
+GET = (
+    r"^mine.gguf needs a drafter that scores prompts, and none was found; fetch one with: sp get smollm2-135m, or pass"
+)
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_a_fetched_one_is_taken_and_told(
     more = ["--compress", "always", "--keep-ratio", "0.5", "--max-new-tokens", "2", "--no-full"]
     assert call(monkeypatch, "run", "--target", mine, *asked, *more, "--json") == 0
     said = capsys.readouterr()
-    note = "smollm2-135m, the best drafter that is here, as none was named"
+    note = "smollm2-135m, the best drafter found locally, as none was specified"
     assert json.loads(said.out)["drafter"] == [note]
     assert f"sp: drafter: {note}" in said.err.splitlines()
     both = ["--target", "smollm2-135m", "--drafter", "smollm2-135m"]  # from one file

@@ -25,9 +25,9 @@ from sp.errors import ConfigError, PromptError
 from sp.prompt.prompt import prompt_of
 from sp.session import Conversations, RunOptions, TurnResult
 from sp.session.disk import records as disk
+from sp.session.disk.contents import RecordIndex
 from sp.session.disk.records import append, records
 from sp.session.disk.shelf import Book, Shelf
-from sp.session.disk.written import Pieces
 from sp.session.store import lasting
 
 
@@ -135,7 +135,7 @@ def test_a_changed_byte_is_never_read(tmp_path: Path) -> None:
     path, rng = written(tmp_path), np.random.default_rng(2)
     raw, ends = path.read_bytes(), ends_of(path)
     with path.open("rb") as file:
-        parts = sorted((each.start, each.nbytes) for each in Pieces(list(records(file)))._parts if each.nbytes)
+        parts = sorted((each.start, each.nbytes) for each in RecordIndex(list(records(file)))._parts if each.nbytes)
     in_parts = [start + int(rng.integers(size)) for start, size in rng.permutation(parts)[:4].tolist()]
     in_heads = [each.end() - 1 for each in re.finditer(rb'"whole":\d+', raw)]  # of another number all else would do
     assert len(in_heads) == len(ends)
@@ -177,7 +177,7 @@ def test_what_others_left_in_the_folder_stays(tmp_path: Path) -> None:
         lines = told(next_one)
         assert len(lines) == 2
         assert "is damaged, or of another version; it is removed" in lines[0]
-        assert "it is left alone" in lines[1]
+        assert "it is skipped" in lines[1]
     names = {each.name for each in tmp_path.iterdir()}
     assert names == {path.name, "lock", "notes.txt", f"{'1' * 32}.sp-session"}
 
@@ -185,7 +185,7 @@ def test_what_others_left_in_the_folder_stays(tmp_path: Path) -> None:
 def test_other_options_and_other_models_are_other_conversations(tmp_path: Path) -> None:
     path = written(tmp_path)
     with process(tmp_path) as next_one:
-        assert next_one.ask(CHAT, options(0.5, max_new_tokens=3)).found == "miss"
+        assert next_one.ask(CHAT, options(0.5, max_new_tokens=3)).match == "miss"
         assert next_one.ask(CHAT, replace(RUN, max_new_tokens=2)).restored, "the length of an answer leaves no trace"
     shelf = Shelf(tmp_path, 1 << 30, "other models", (lines := []).append)
     assert "sessions of these models: 0, of others: 2" in lines[0]
@@ -194,12 +194,12 @@ def test_other_options_and_other_models_are_other_conversations(tmp_path: Path) 
 
 
 def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
-    with process(tmp_path), pytest.raises(ConfigError, match="keeps the sessions of another server; name another"):
+    with process(tmp_path), pytest.raises(ConfigError, match="is in use by another server; use another folder"):
         Process(tmp_path)
     with process(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file/x: Not a directory; name a folder that can be written to"):
+    with pytest.raises(ConfigError, match=r"file/x: Not a directory; use a writable folder"):
         Process(tmp_path / "file" / "x")
 
 
@@ -218,7 +218,7 @@ def test_those_written_longest_ago_go_first(tmp_path: Path) -> None:
         assert len(third.shelf) == 0
         third.ask(CHAT)
         assert len(third.shelf) == 0
-        assert [line for line in third.lines if "would take more than all files may" in line]
+        assert [line for line in third.lines if "would exceed the limit of all files" in line]
 
 
 def test_a_request_that_is_refused_leaves_no_file(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_had_to_leave_memory_comes_back_from_its_file(tmp_path: Path) -> No
         for chat in chats:
             only.ask(chat)
         result = only.ask([*chats[0], said("assistant", "x"), said("user", "y")])
-        assert (result.found, result.restored) == ("hit", True)
+        assert (result.match, result.restored) == ("hit", True)
         check(only.talks._entries[-1].talk, result)
 
 
@@ -281,12 +281,12 @@ def test_a_busy_shelf_is_asked_again(tmp_path: Path) -> None:
             result = first.talks.answer(prompt_of(chat, first.talks.pipeline.target), RUN)
             first.talks.save()
             chat += [said("assistant", result.answer.text), said("user", f"more {turn}")]
-        assert not first.talks.behind
+        assert not first.talks.has_unsaved
         gate.set()
         first.shelf.drain()
-        assert first.talks.behind
+        assert first.talks.has_unsaved
         first.talks.save()
-        assert not first.talks.behind
+        assert not first.talks.has_unsaved
     (path,) = tmp_path.glob("*.sp-session")
     assert len(ends_of(path)) == 1
     with process(tmp_path) as second:

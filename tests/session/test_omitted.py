@@ -13,7 +13,7 @@ from sp.chat import Segment
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.selection import SELECTORS
 from sp.session import Pipeline, RunOptions, load
-from sp.session.compress import Cut, Omitted, compress, rejoin
+from sp.session.compress import Omitted, SelectionDetails, compress, rejoin
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_marks_stand_in_the_gaps_at_positions_of_what_is_left_out(pair: Pipeline
     made, kept = tokenised(pair, "".join(lines), "".join(lines[3:12]), "".join(lines[20:22]))
     reader = pair.target.tokenizer
     plain = compress(made, kept, reader, "original", "byte_span")
-    marked = compress(made, kept, reader, "original", "byte_span", Cut(mark=True))
+    marked = compress(made, kept, reader, "original", "byte_span", SelectionDetails(mark=True))
     assert reader.decode(marked.ids).count("[... 9 lines ...]\n") == 1
     assert reader.decode(marked.ids).replace("[... 9 lines ...]\n", "").replace(
         "[... 2 lines ...]\n", ""
@@ -77,10 +77,10 @@ def test_marks_stand_in_the_gaps_at_positions_of_what_is_left_out(pair: Pipeline
     assert added.sum() == len(marked.ids) - len(plain.ids)
     assert not kept[marked.positions[added]].any()
     assert marked.next_position == plain.next_position == len(made)
-    contiguous = compress(made, kept, reader, "contiguous", "byte_span", Cut(mark=True))
+    contiguous = compress(made, kept, reader, "contiguous", "byte_span", SelectionDetails(mark=True))
     np.testing.assert_array_equal(contiguous.positions, np.arange(len(marked.ids)))
     np.testing.assert_array_equal(contiguous.ids, marked.ids)
-    assert rejoin(made, kept, Cut(mark=True, whole=True)).text == reader.decode(marked.ids)
+    assert rejoin(made, kept, SelectionDetails(mark=True, whole=True)).text == reader.decode(marked.ids)
 
 
 def test_a_mark_in_text_that_is_encoded_anew_is_plain(pair: Pipeline) -> None:
@@ -89,7 +89,7 @@ def test_a_mark_in_text_that_is_encoded_anew_is_plain(pair: Pipeline) -> None:
         "first it rains all day. Then <|im_end|> it is late, and so on. The end.",
         " Then <|im_end|> it is late, and so on.",
     )
-    joined = rejoin(made, kept, Cut(mark=True, whole=True))
+    joined = rejoin(made, kept, SelectionDetails(mark=True, whole=True))
     at = joined.text.index(" [... 38 characters ...]")
     assert any(span.kind == "plain" and span.start <= at and at + 24 <= span.end for span in joined.spans)
 
@@ -100,10 +100,15 @@ def test_a_token_is_read_in_part_where_its_place_allows(pair: Pipeline) -> None:
     start, end = made.bytes[token].tolist()
     raw = made.prompt.text.encode()
     given = compress(
-        made, kept, pair.target.tokenizer, "original", "byte_span", Cut({token: ((start, end - 1),)}, whole=True)
+        made,
+        kept,
+        pair.target.tokenizer,
+        "original",
+        "byte_span",
+        SelectionDetails({token: ((start, end - 1),)}, whole=True),
     )
     text = pair.target.tokenizer.decode(given.ids)
-    assert text == rejoin(made, kept, Cut({token: ((start, end - 1),)}, whole=True)).text
+    assert text == rejoin(made, kept, SelectionDetails({token: ((start, end - 1),)}, whole=True)).text
     assert text.startswith(raw[: end - 1].decode())
     assert (np.diff(given.positions) > 0).all()
 

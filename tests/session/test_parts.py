@@ -18,7 +18,7 @@ from sp.prompt.prompt import prompt_of
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS, Selection, SelectionRequest, Selector
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, embedded
-from sp.session.compress import PART, Cut, Shown, compress
+from sp.session.compress import PART, SelectedTokens, SelectionDetails, compress
 from sp.session.memory import Slots, message_ends, message_starts
 from sp.session.recall import Planner, runs_of, whole_sentences
 
@@ -114,7 +114,9 @@ def test_a_first_turn_reads_what_a_run_reads(pair: Pipeline, selector: Selector 
     _, selection = pair.select(pair.score(found.prompt, talk.options), found.prompt, talk.options)
     assert selection.byte_ranges
     tokenizer = pair.target.tokenizer
-    ids = compress(found.prompt, selection.selected, tokenizer, "original", "byte_span", Cut(selection.byte_ranges)).ids
+    ids = compress(
+        found.prompt, selection.selected, tokenizer, "original", "byte_span", SelectionDetails(selection.byte_ranges)
+    ).ids
     assert read(talk, talk.slots.first(found.usage.held)) == tokenizer.decode(ids[ids != tokenizer.bos_id])
 
 
@@ -156,13 +158,13 @@ def test_a_part_that_has_no_room_behind_stays_a_token(pair: Pipeline) -> None:
     start = int(prompt.bytes[token, 0])
     ranges, kept = ((start + 1, start + 2), (start + 4, start + 5)), np.ones(len(prompt), bool)
     part = tokenizer.encode("nb", begins=False).ids
-    np.testing.assert_array_equal(Shown.of(prompt, kept, {token: ranges}, tokenizer).ids, prompt.ids)
+    np.testing.assert_array_equal(SelectedTokens.of(prompt, kept, {token: ranges}, tokenizer).ids, prompt.ids)
     kept[token + 1 : token + len(part)] = False
-    free = Shown.of(prompt, kept, {token: ranges}, tokenizer)
+    free = SelectedTokens.of(prompt, kept, {token: ranges}, tokenizer)
     assert len(part) == 2
     assert free.ids[token : token + 2].tolist() == part.tolist()
     assert free.source[token : token + 2].tolist() == [token, PART]
-    assert free.kept.all()
+    assert free.selected.all()
 
 
 def test_calls_are_known_as_clients_write_them(pair: Pipeline) -> None:
@@ -205,7 +207,7 @@ def test_names_of_calls_are_no_markup(pair: Pipeline) -> None:
 
 
 def test_marks_are_refused(pair: Pipeline) -> None:
-    with pytest.raises(ConfigError, match="leave mark_omitted off"):
+    with pytest.raises(ConfigError, match="omit mark_omitted"):
         Conversation(pair, options("lines", mark_omitted=True))
 
 
@@ -233,6 +235,6 @@ def test_runs_of_one_sentence_are_joined_without_a_gap() -> None:
     assert runs_of(np.zeros(12, bool), np.zeros(12, np.float32), bounds) == []
     ids = np.arange(100, 120)
     old = Slots.of(ids, np.array([0, 2, 6]))
-    planner = Planner(old, ids, 12, Shown(ids, np.arange(20), np.ones(20, bool)), "original")
+    planner = Planner(old, ids, 12, SelectedTokens(ids, np.arange(20), np.ones(20, bool)), "original")
     plan = planner.appended(runs, 15, np.array([7]), np.array([8, 9]))
     assert plan.slots.ids.tolist() == [100, 102, 106, 112, 113, 114, 101, 103, 7, 108, 109, 8, 9, *range(115, 120)]

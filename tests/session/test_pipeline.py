@@ -184,7 +184,7 @@ def test_a_prompt_past_the_context_is_refused(retriever_drafter: Path) -> None:
     loaded = load(retriever_drafter, device="cpu")
     small = replace(loaded, model=_with_context(loaded, 100))
     prompt = Prompt.from_document("word " * 60, "Who is qtx?", loaded.template)
-    with pytest.raises(PromptError, match="context of 100; let a drafter compress the prompt, shorten it"):
+    with pytest.raises(PromptError, match="context of 100; compress the prompt with a drafter, shorten it"):
         Pipeline(small).run(prompt, OPTIONS)
 
 
@@ -228,7 +228,7 @@ def never() -> Scorer:
 def test_a_prompt_of_which_nothing_may_be_left_out_is_read_whole(
     pair: Pipeline, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: ahead)
+    monkeypatch.setattr(Pipeline, "overlaps_tokenising", lambda self, options: ahead)
     for text, protected, why in (
         ("Hello there.", 12, "nothing may be left out: all"),
         ("Hello there. a", 12, "too little may be left out"),
@@ -248,10 +248,10 @@ def test_a_document_of_which_nothing_is_kept_is_told(pair: Pipeline) -> None:
     options = replace(OPTIONS, keep_ratio=0.2, scorer="random", selector="lines")
     trace = pair.run(Prompt.from_document(document, "Who sleeps?", pair.target.template), options).answer.trace
     assert len(trace.facts["selection"]) == 1
-    assert trace.facts["selection"][0].endswith("none is kept; take a larger keep ratio, or a selector that cuts finer")
-    with pytest.raises(
-        PromptError, match=r"^none of the [\d,]+ tokens of the prompt is kept; take a larger keep ratio"
-    ):
+    assert trace.facts["selection"][0].endswith(
+        "none is kept; use a larger keep ratio, or a selector with smaller units"
+    )
+    with pytest.raises(PromptError, match=r"^none of the [\d,]+ tokens of the prompt is kept; use a larger keep ratio"):
         pair.run(Prompt(document, (Span("plain", 0, len(document)),)), options)
 
 

@@ -16,8 +16,8 @@ from sp.planning.memory import least_bytes, product_bytes
 from sp.prompt import Prompt
 from sp.quant import Math
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions
+from sp.session.device.memory_manager import MemoryManager
 from sp.session.report import rounded_tokens
-from sp.session.residency import Residency
 from sp.studies.pages.run_report import run_trace, summary
 from sp.studies.sample import sample
 
@@ -128,8 +128,8 @@ def test_a_budget_counts_rounded_operands(pair: Pipeline, plain: Pipeline) -> No
     least = least_bytes(model.config, model.nbytes, n + 1, "f16")
     budget = least + product_bytes(model.config, n + 1, Math.INT8) - 1
     for one in (pair, plain):
-        tight = replace(one, residency=Residency())
-        tight.residency.budget = budget
+        tight = replace(one, memory_manager=MemoryManager())
+        tight.memory_manager.budget = budget
         if one is plain:
             tight.check(prompt, options, full=False)
             continue

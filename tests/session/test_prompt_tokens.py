@@ -10,7 +10,7 @@ from sp.gguf import Tokenizer
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.prompt import Prompt, Span
 from sp.prompt.prompt import prompt_of
-from sp.session.tokenise import PromptTokens
+from sp.session.tokenise import CachingTokeniser
 
 PIECES = [
     "mora ",
@@ -51,7 +51,7 @@ def random_prompt(rng: np.random.Generator, before: Prompt | None) -> Prompt:
 @pytest.mark.parametrize("most", [1, 3])
 def test_tokens_are_those_of_the_whole_text(pre: str, most: int) -> None:
     tokenizer, rng, before = vocabulary(pre), np.random.default_rng(4), None
-    tokens, reused = PromptTokens(tokenizer, most), 0
+    tokens, reused = CachingTokeniser(tokenizer, most), 0
     encode, whole = tokenizer.encode, tokenizer.encode
     for _ in range(150):
         prompt = random_prompt(rng, before)
@@ -72,7 +72,7 @@ def test_tokens_are_those_of_the_whole_text(pre: str, most: int) -> None:
 
 def test_a_turn_encodes_only_what_is_new() -> None:
     target = loaded("qwen3", 600)
-    tokens, history = PromptTokens(target.tokenizer), [said("user", "mora " * 400)]
+    tokens, history = CachingTokeniser(target.tokenizer), [said("user", "mora " * 400)]
     tokens(prompt_of(history, target))
     seen: list[int] = []
     encode = tokens.tokenizer.encode

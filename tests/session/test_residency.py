@@ -52,7 +52,7 @@ out = {}
 def run(pair):
     result = pair.run(prompt, options, full=False)
     stages = [[stage.name, stage.tokens, stage.beside] for stage in result.answer.trace.stages]
-    out.setdefault("stages" if pair.residency.budget is None else "tight stages", stages)
+    out.setdefault("stages" if pair.memory_manager.budget is None else "tight stages", stages)
     return result.answer.trace.facts["residency"]
 
 out.update({"weights": dry_memory.pool.used_bytes(), "digest": digest(pair)})
@@ -85,7 +85,7 @@ score, tries = scorer.score, []
 
 def short(*given):
     tries.append(1)
-    if len(tries) == 1 and again.residency._leave_room(out["leaving"]) or not out["leaving"]:
+    if len(tries) == 1 and again.memory_manager._leave_room(out["leaving"]) or not out["leaving"]:
         raise DeviceError("the GPU's memory is full")
     return score(*given)
 
@@ -99,7 +99,7 @@ for out["leaving"] in (1, 0):
     out[f"tries {out['leaving']}"] = len(tries)
 scorer.score = score
 for loaded in ("target", "drafter"):
-    again.residency.prepare(loaded, 100)
+    again.memory_manager.prepare(loaded, 100)
 out["digest after"] = digest(again)
 print(json.dumps(out))
 """
@@ -189,5 +189,5 @@ def test_sizes() -> None:
 
 
 def test_a_budget_means_nothing_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="omit it"):
         Pipeline.open(device="cpu", vram=1 << 30)

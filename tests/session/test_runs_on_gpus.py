@@ -12,7 +12,7 @@ from sp.models import ContextParallel
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions, embedded, synthetic
-from sp.session.loaded import spread
+from sp.session.loaded import replicated
 from sp.studies.sample import sample
 
 
@@ -50,7 +50,7 @@ def test_a_run_keeps_what_it_keeps_on_one_gpu_and_says_who_read(alone: Pipeline)
 def test_fixed_text_is_kept_on_top_of_the_ratio_and_read_whole_alone(
     alone: Pipeline, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: ahead)
+    monkeypatch.setattr(Pipeline, "overlaps_tokenising", lambda self, options: ahead)
     document, example = sample()
     question, pipeline = f"{document[4000:6400]} {example.question}", on_gpus(alone, 2)
     found = pipeline.run(
@@ -79,10 +79,10 @@ def test_nothing_is_said_where_no_model_reads(alone: Pipeline) -> None:
 
 
 def test_mistakes_are_one_line(alone: Pipeline) -> None:
-    with pytest.raises(ConfigError, match=r"leave --vram away, or --gpus and --target-gpus$"):
+    with pytest.raises(ConfigError, match=r"omit it, or --gpus and --target-gpus$"):
         Pipeline.assemble(lambda _: alone.target, lambda _: alone.target, device="cpu", vram=1 << 30, gpus=2)
     recurrent = synthetic("tiny-qwen35", device="cpu")
     with pytest.raises(ConfigError, match=r"tiny-qwen35.* has recurrent layers"):
-        spread(recurrent, HostGroup(2), lambda _: recurrent)
+        replicated(recurrent, HostGroup(2), lambda _: recurrent)
     done = invoke(["run", "--device", "cpu", "--gpus", "2"])
     assert str(done.exception) == "--gpus needs GPUs; omit it with --device cpu"

@@ -119,11 +119,11 @@ def test_records_tell_both_numbers_of_gpus(shared: Pipeline) -> None:
 def test_refusals_are_one_line(shared: Pipeline) -> None:
     asked = prompt(shared)
     for scorer in ("answer_attention", "target_attention", "leave_one_out"):
-        with pytest.raises(ConfigError, match=r"which GPUs share; add --target-gpus 1"):
+        with pytest.raises(ConfigError, match=r"sharded over several GPUs; use --target-gpus 1"):
             shared.run(asked, options(scorer=scorer), full=False)
     with pytest.raises(ConfigError, match=r"2 GPUs share cannot do this, .* leave it on one with --target-gpus 1$"):
         Conversation(shared).ask([{"role": "user", "content": "What is it?"}])
-    with pytest.raises(ConfigError, match=r"for one GPU; leave --vram away, or --gpus and --target-gpus$"):
+    with pytest.raises(ConfigError, match=r"of a single GPU; omit it, or --gpus and --target-gpus$"):
         sharing(1, 2, "cuda", 1 << 30)
     with pytest.raises(
         ConfigError,

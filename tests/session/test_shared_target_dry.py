@@ -17,7 +17,7 @@ from sp.prompt import Prompt
 from sp.studies.sample import sample
 
 pair = Pipeline.open(device="cuda", gpus=2).with_speculator(embedded("draft"))
-group, residency = pair.target.model.shards.group, pair.residency
+group, residency = pair.target.model.shards.group, pair.memory_manager
 group.wait_seconds, group.leave_seconds = 0.5, 1.0
 assert group is not pair.gpus.group
 document, example = sample()

@@ -17,7 +17,7 @@ from sp.errors import ConfigError
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.prompt import Prompt
 from sp.session import Pipeline, RunOptions, load, request
-from sp.session.answer import Begun
+from sp.session.answer import PrefilledAnswer
 
 TASK = text_task(900, needles=4, seed=9)
 
@@ -67,7 +67,7 @@ def test_with_a_draft_fixed_text_takes_nothing_from_the_document(pair: Pipeline,
 
 
 def test_what_a_pass_gives_after_the_end_is_not_counted() -> None:
-    begun = Begun(5, (token for token in (6, 7, 2, 8, 9)), passes=[1, 4])
+    begun = PrefilledAnswer(5, (token for token in (6, 7, 2, 8, 9)), passes=[1, 4])
     assert gather(begun.tokens(), frozenset({2})) == [5, 6, 7]
     assert begun.passes == [1, 2]
 
@@ -83,7 +83,7 @@ def test_sampled_answers_depend_on_the_seed_alone(pair: Pipeline, draft_file: Pa
 
 
 def test_combinations_that_cannot_be(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="attends densely"):
+    with pytest.raises(ConfigError, match="needs dense attention"):
         RunOptions(decode=DFlash(), target_sparse=FlashPrefill(alpha=0.1))
     prompt = Prompt.from_document(TASK.document, TASK.question, pair.target.template)
     tokenised = pair.tokenise(prompt)
@@ -141,7 +141,7 @@ BAD = [
         "KV format 5bit is designed for rotated keys and values; do not switch rotation off",
     ),
     (["--decode", "dflash", "--speculator", "{draft}", "--set", "decode.temperature=-1"], "temperature is -1"),
-    (["--decode", "dflash", "--speculator", "{draft}", "--set", "target.alpha=0.2"], "attends densely"),
+    (["--decode", "dflash", "--speculator", "{draft}", "--set", "target.alpha=0.2"], "needs dense attention"),
     (["--decode", "dflash", "--speculator", "{other}"], "hidden size"),
     (["--decode", "dflash", "--speculator", "{partial}"], "blk.1.attn_q.weight is missing"),
     (["--decode", "dflash", "--speculator", "{draft}x"], "no such file"),

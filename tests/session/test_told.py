@@ -60,7 +60,7 @@ def test_one_that_is_asked_to_extrapolate_says_so_and_what_helps(
     short: Path, target: Loaded, task: TextTask, asked: RopeScaling, window: int
 ) -> None:
     drafter = load(short, extrapolate=True, device="cpu", rope=asked)
-    with pytest.warns(SpWarning, match=rf"short.gguf reads beyond its window of {window:,} tokens.*; leave --dr"):
+    with pytest.warns(SpWarning, match=rf"short.gguf reads beyond its window of {window:,} tokens.*; omit --dr"):
         _, line = told(Pipeline(target, drafter), task)
     assert line.startswith(f"drafter: trained to {window:,} positions, the prompt has 1,")
     assert " x as far, extrapolated; --drafter-rope yarn:4 would scale RoPE instead" in line
@@ -69,7 +69,7 @@ def test_one_that_is_asked_to_extrapolate_says_so_and_what_helps(
 def test_a_drafter_that_is_scaled_says_so_alone(short: Path, target: Loaded, task: TextTask) -> None:
     drafter = load(short, extrapolate=True, device="cpu", rope=YARN)
     assert drafter.trained == 2048
-    assert told(Pipeline(target, drafter), task) == ["drafter: RoPE scaled by YaRN, 4 x 512 positions, as was asked"]
+    assert told(Pipeline(target, drafter), task) == ["drafter: RoPE scaled by YaRN, 4 x 512 positions, as requested"]
 
 
 def test_nothing_is_said_where_nothing_is_beyond(
@@ -100,8 +100,8 @@ class Learned:
     ("scaling", "asked", "want"),
     [
         (None, None, None),
-        (None, RopeScaling("none"), "RoPE not scaled, as was asked"),
-        (LinearScaling(2.0), RopeScaling("linear", 2.0), "RoPE scaled linearly by 2, as was asked"),
+        (None, RopeScaling("none"), "RoPE not scaled, as requested"),
+        (LinearScaling(2.0), RopeScaling("linear", 2.0), "RoPE scaled linearly by 2, as requested"),
         (LinearScaling(2.5), None, "RoPE scaled linearly by 2.5, as its file says"),
         (YarnScaling(4.0, 32768), None, "RoPE scaled by YaRN, 4 x 32,768 positions, as its file says"),
         (Learned(), None, "RoPE scaled by a tensor, as its file says"),
@@ -111,7 +111,7 @@ def test_who_wants_which_scaling(scaling: object, asked: RopeScaling | None, wan
     loaded = load(short, device="cpu")
     rope = replace(loaded.model.config.rope, scaling=scaling)  # type: ignore[arg-type]
     loaded.model.config = replace(loaded.model.config, rope=rope)
-    loaded = replace(loaded, asked=asked, trained=131072)
+    loaded = replace(loaded, requested_rope=asked, trained=131072)
     assert scaled(loaded) == want
     line = extrapolated("drafter", loaded, 200_000)
     assert line is not None

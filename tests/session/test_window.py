@@ -21,7 +21,7 @@ from sp.selection import SELECTORS
 from sp.serve.messages import Told, usage
 from sp.session import Conversation, Pipeline, RunOptions, RunResult, load, request
 from sp.session.decision import FRAME, Fit, decide, fit, may_be_over
-from sp.session.residency import Residency
+from sp.session.device.memory_manager import MemoryManager
 from sp.studies.pages import run_report
 
 SELECTOR = SELECTORS.build("top_chunks", {"chunk_size": 32, "neighbours": 1, "sink": 8, "tail": 8})
@@ -78,7 +78,7 @@ def test_what_is_kept_of_a_long_prompt_is_answered(
     assert seen[0] == result.kept_tokens - 1  # contiguous from 0 on
     assert result.answer.trace.facts["window"] == (
         f"the prompt has {len(result.prompt)} tokens and the answer up to 8, but target.gguf has a context of "
-        f"{WINDOW}: it reads what is kept alone, at contiguous positions, and no full prefill is possible"
+        f"{WINDOW}: it reads only the selected tokens, at contiguous positions, and no full prefill is possible"
     )
     assert usage(result, Told(), RunOptions())["sp"]["window"] == result.answer.trace.facts["window"]
     if compress == "auto":
@@ -101,12 +101,12 @@ def test_a_prompt_that_fits_stands_where_it_stood(pair: Pipeline) -> None:
 
 
 REFUSED = [
-    ({"compress": "off"}, "let a drafter compress the prompt, shorten it or lower --max-new-tokens"),
+    ({"compress": "off"}, "compress the prompt with a drafter, shorten it or lower --max-new-tokens"),
     ({"keep_ratio": 1.0}, r"--keep-ratio 1 leaves \d+ of them, which do not fit either"),
     ({"keep_ratio": 0.6}, r"--keep-ratio 0.6 leaves \d+ of them, which do not fit either: lower it, shorten"),
     ({"max_new_tokens": 1100}, "--keep-ratio 0.15 leaves"),
-    ({"state_gaps": "reset"}, "state_gaps reset needs them where they stand; leave it out"),
-    ({"scorer": SCORERS.build("target_attention")}, "take a scorer that reads with the drafter"),
+    ({"state_gaps": "reset"}, "state_gaps reset needs their original positions; omit it"),
+    ({"scorer": SCORERS.build("target_attention")}, "use a drafter-based scorer"),
 ]
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_read(
     monkeypatch.setattr(request, "score_tokens", unread)
     monkeypatch.setattr(request, "finish", unread)
     if ahead:  # as on the device, where the drafter need not wait for the target's tokens
-        monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: options.compress != "off" and not (
+        monkeypatch.setattr(Pipeline, "overlaps_tokenising", lambda self, options: options.compress != "off" and not (
             options.scorer.reads_target or options.state_gaps != "compact"))  # fmt: skip
     with pytest.raises(PromptError, match=message) as caught:
         run(pair, task, **changes)
@@ -132,12 +132,12 @@ def unread(*_: Any, **__: Any) -> Any:
 
 
 def test_without_a_drafter_the_whole_prompt_must_fit(pair: Pipeline, task: TextTask) -> None:
-    with pytest.raises(PromptError, match="let a drafter compress the prompt"):
+    with pytest.raises(PromptError, match="compress the prompt with a drafter"):
         run(Pipeline(pair.target), task)
 
 
 def test_drafting_ahead_goes_on_where_the_prompt_surely_fits(pair: Pipeline, task: TextTask, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: True)
+    monkeypatch.setattr(Pipeline, "overlaps_tokenising", lambda self, options: True)
     result = run(pair, task, compress="always")
     names = [stage.name for stage in result.answer.trace.stages]
     assert names.index("score") < names.index("tokenise")
@@ -159,7 +159,7 @@ def test_the_way_of_scores_is_found_beside_where_drafting_goes_ahead(
     monkeypatch.setattr(Transfer, "between", noted)
     want = run(pair, task, compress="always")
     assert threads == ["MainThread"]
-    monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: True)
+    monkeypatch.setattr(Pipeline, "overlaps_tokenising", lambda self, options: True)
     result = run(pair, task, compress="always")
     assert threads[1:] == ["sp-tokenise_0"]
     np.testing.assert_array_equal(result.scores, want.scores)
@@ -190,7 +190,7 @@ def test_a_drafter_of_few_tokens_reads_nothing_of_what_cannot_fit(
     pair: Pipeline, task: TextTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A vocabulary with a quarter of the target's tokens, as one of long words: twice as many would fit."""
-    monkeypatch.setattr(Pipeline, "drafts_ahead", lambda self, options: True)
+    monkeypatch.setattr(Pipeline, "overlaps_tokenising", lambda self, options: True)
     monkeypatch.setattr(request, "tokenise_for_drafter", lambda prompt, *_: coarse(prompt, pair))
     monkeypatch.setattr(request, "score_tokens", unread)
     n = len(prompt_of(task, pair).tokenise(pair.target.tokenizer))
@@ -229,7 +229,7 @@ def test_a_budget_holds_weights_and_the_very_cache(
     assert (
         least > roomy.drafter.model.nbytes + 4 * roomy.drafter.model.config.hidden * n
     )  # it is the target's that counts
-    enough, less = (replace(roomy, residency=Residency(budget)) for budget in (least, least - 1))
+    enough, less = (replace(roomy, memory_manager=MemoryManager(budget)) for budget in (least, least - 1))
     enough.check(prompt, options, full=full)
     for ask in (less.check, less.run):
         with pytest.raises(
@@ -247,7 +247,7 @@ def test_a_drafter_that_no_budget_holds_scores_nothing(
     drafter, prompt = roomy.drafter.model, prompt_of(task, roomy)
     options = replace(OPTIONS, compress="always")
     monkeypatch.setattr(drafter, "nbytes", 1 << 40)
-    small = replace(roomy, residency=Residency(1 << 39))
+    small = replace(roomy, memory_manager=MemoryManager(1 << 39))
     tokenised = small.tokenise(prompt)
     for ask in (small.check, small.run, lambda *_, **__: small.score(tokenised, options)):
         with pytest.raises(PromptError, match=r"scored by drafter.gguf take 1024\.\d\d GiB at least, and the"):
@@ -278,7 +278,7 @@ def test_a_conversation_that_cannot_fit_drafts_nothing(
             talk.answer(prompt_of(task, pair))
         assert "\n" not in str(caught.value)
         assert len(talk.transcript) == 0
-    tight = replace(pair, residency=Residency(pair.target.model.nbytes))
+    tight = replace(pair, memory_manager=MemoryManager(pair.target.model.nbytes))
     with pytest.raises(PromptError, match="and the budget is"):
         Conversation(tight, replace(OPTIONS, compress="always")).answer(Prompt("a b c d e f g h"))
 
@@ -308,7 +308,7 @@ def test_the_command_says_so(
     given += ["--device", "cpu", "--max-new-tokens", 8, "--set", "selector.chunk_size=32"]
     assert call(monkeypatch, *given) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"has a context of {WINDOW}: it reads what is kept alone, at contiguous positions" in shown
+    assert f"has a context of {WINDOW}: it reads only the selected tokens, at contiguous positions" in shown
     assert call(monkeypatch, *given, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["full_ttft_s"] is None

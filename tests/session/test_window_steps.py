@@ -54,7 +54,9 @@ def test_warm_is_cold_on_both_sides_of_every_step(pair: Pipeline, how: dict[str,
     for turn, (factor, lines, count, n) in enumerate(zip(steps, seen, read, lengths, strict=True)):
         anew = turn > 0 and factor != steps[turn - 1]
         assert lines[:1] == ([] if factor == 1 else [str(factor)])
-        assert [line.endswith("are read again, as RoPE is scaled anew") for line in lines[1:]] == [True] * anew
+        assert [line.endswith("are read again, because the scaling of RoPE changed") for line in lines[1:]] == [
+            True
+        ] * anew
         assert (count == n) == (anew or turn == 0), f"turn {turn}: {count} of {n} read"
     assert sum(read) < 3 * lengths[-1]
 

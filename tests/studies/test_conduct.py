@@ -81,7 +81,7 @@ def test_a_scaling_of_rope_is_a_pair_of_its_own(sweep_file: Path) -> None:
     pair = next(run.pair for run in scaled.sweep.runs if str(run.pair.drafter_rope) == "yarn:2")
     drafter = Worker("cpu").pipeline(pair).drafter
     assert drafter is not None
-    assert drafter.asked == pair.drafter_rope
+    assert drafter.requested_rope == pair.drafter_rope
 
 
 def test_an_arithmetic_is_a_pair_of_its_own(sweep_file: Path) -> None:

@@ -40,8 +40,8 @@ from sp.prompt import TokenisedPrompt
 from sp.scoring.base import ModelFreeScorer
 from sp.session import Answer, Conversation, ConversationOptions, Pipeline, RunOptions
 from sp.session.decision import check_context
+from sp.session.device.cache_pool import CachePool
 from sp.session.options import check_run
-from sp.session.residency import CachePool
 from sp.trace import Trace
 
 Progress = Callable[[int], None]
@@ -132,7 +132,7 @@ class CachedPrompt:
     """
 
     def __init__(self, pipeline: Pipeline, tokens: int, options: RunOptions) -> None:
-        self.target, self.residency = pipeline.target, pipeline.residency
+        self.target, self.memory_manager = pipeline.target, pipeline.memory_manager
         self.pooled = CachePool(keep=False).take(self.target.model, tokens, options.kv, options.rotate)
         self.ids: Ints = np.zeros(0, np.int64)
 
@@ -151,7 +151,7 @@ class CachedPrompt:
 
         with ExitStack() as stack:
             with trace.stage("target prefill", len(prompt) - known):
-                logits = self.residency.attempt(stack, "target", len(prompt) - known, run_prefill)
+                logits = self.memory_manager.attempt(stack, "target", len(prompt) - known, run_prefill)
             self.ids, ttft = np.asarray(prompt.ids), trace.seconds
             before = Checkpoint.of(cache)
             with trace.stage("decode") as stage:

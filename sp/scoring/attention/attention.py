@@ -190,17 +190,17 @@ def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, 
         cache = model.new_cache(n, layers=1)
         read_layer_major(model, request.ids, request.positions, cache, hooks, rows=rows, **options)
         return
-    start, trail = keys.trail.rewind_to(n - rows), keys.trail
+    start, session_cache = keys.cache.rewind_to(n - rows), keys.cache
     # Recurrent states can be restored only where a snapshot was taken, so the pass is split at the stops.
-    stops = [stop for stop in keys.stops if start < stop <= n - rows] if trail.recurrent else []
+    stops = [stop for stop in keys.stops if start < stop <= n - rows] if session_cache.recurrent else []
     for stop in [*stops, n]:
         part, last = (request.ids[start:stop], request.positions[start:stop]), stop == n
-        with trail.reading(n - start) as cache:
+        with session_cache.reading(n - start) as cache:
             seen = hooks if last else replace(hooks, on_attention=None)
             read_layer_major(model, *part, cache, seen, rows=rows if last else 1, keep_kv=True, **options)
         start = stop
         if not last:
-            trail.mark()
+            session_cache.mark()
 
 
 def scaled_queries(q: Floats, model: Model, layer: int) -> Floats:

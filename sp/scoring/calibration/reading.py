@@ -290,17 +290,19 @@ def read_text(
     """Yield one sample for each needle of a text, whose keys stay cached from one question to the next."""
     layers = TailScorer().prefix_layers(model.config)
     assert layers is not None, "TailScorer can continue from cached keys"
-    trail, before = (
+    session_cache, before = (
         SessionCache(layers, device=model.device, precision=model.arithmetic.attention),
         np.empty(0, np.int64),
     )
     for needle, question in text.needles:
         prompt = Prompt.from_document(text.document, question, template, needle=needle).tokenise(tokenizer)
         same = same_start(before, prompt.ids)
-        trail.rewind_to(min(same, trail.tokens))
+        session_cache.rewind_to(min(same, session_cache.tokens))
         before = prompt.ids
         start = int(prompt.mask("question").argmax())
-        keys = PrefixKeys(trail, (start - 1,))  # a snapshot from which recurrent layers continue with the next question
+        keys = PrefixKeys(
+            session_cache, (start - 1,)
+        )  # a snapshot from which recurrent layers continue with the next question
         yield Sample(text.kind, half, *look(model, prompt, keys))
 
 

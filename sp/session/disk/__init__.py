@@ -1,1 +1,1 @@
-"""Conversations that outlive the process: how they lie in files, and the folder of these."""
+"""Conversations that outlive the process: their file format, and the folder of these files."""
