@@ -82,8 +82,8 @@ class ScoreRequest:
         Keys of the first tokens, for scorers that can continue from them. The importance is that of a pass over the
         whole prompt, within rounding.
     gpus : ContextParallel, optional
-        With a copy of the model on each of them, `model` itself on the first. Scorers of the prompt's own attention let
-        them read together, where no keys are kept; for all others `model` reads alone.
+        GPUs with a copy of the model each, `model` itself on the first. They share the pass of scorers by the prompt's
+        own attention, where there are no prefix keys; for all others only `model` runs.
     """
 
     model: Model
@@ -104,7 +104,7 @@ class ScoreRequest:
 
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus.models[0] is not self.model:
-            raise ConfigError("the first of the GPUs must hold the model that reads")
+            raise ConfigError("the first of the GPUs must hold the scoring model")
         if self.keys is not None and self.keys.cache.config.rope != self.model.config.rope:
             raise ConfigError("the prefix keys have another RoPE than the model has now; score the whole prompt again")
 
