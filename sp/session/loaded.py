@@ -105,7 +105,7 @@ class Loaded:
         if self.requested_rope is not None or window is None or not window < tokens <= config.context:
             return self
         own = replace(config, context=window)  # the configuration without extrapolation
-        needed = needed_scaling(own, tokens)
+        needed = needed_scaling(own, tokens)  # None if no scaling applies
         if needed is None:
             return self
         scaled = needed.applied(own)
@@ -310,7 +310,7 @@ def synthetic(
                 f"{nbytes / 1e9:.1f} GB of random weights are made on a GPU only; "
                 f"for the CPU write a file first: sp synth --shape {shape} --type {file_type} -o FILE"
             )
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder:  # the file stays mapped after its folder is removed
             file = write_synthetic(Path(folder) / "model.gguf", shape, file_type, seed)
             plain = [replace(scorer, calibrate="never") if scorer.retrieves else scorer for scorer in scorers]  # type: ignore[type-var]
             loaded = load(

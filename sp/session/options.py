@@ -198,7 +198,7 @@ class RunOptions:
             if not isinstance(self.scorer, ReadingScorer):
                 raise ConfigError(f"scorer {SCORERS.name_of(self.scorer)} runs no model; omit sparse")
             object.__setattr__(self, "scorer", replace(self.scorer, sparse=self.sparse))
-            object.__setattr__(self, "sparse", None)
+            object.__setattr__(self, "sparse", None)  # the scorer has it now, so that equal options compare equal
         if self.mapping == "text_rejoin" and self.positions == "original":
             raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")
         if self.target_sparse is not None and isinstance(self.decode, Speculative):
@@ -290,7 +290,7 @@ def check_run(options: RunOptions, drafter: Loaded | None) -> ModelConfig | None
     name = SCORERS.name_of(options.scorer)
     if options.scorer.reads_target:
         raise ConfigError(f"scorer {name} runs on the target, which would read everything; use a drafter-based scorer")
-    layers = options.scorer.prefix_layers(drafter.model.config)
+    layers = options.scorer.prefix_layers(drafter.model.config)  # None: its scores need more than keys of earlier turns
     if layers is None:
         raise ConfigError(f"scorer {name} cannot reuse keys of earlier turns; use tail or anchored")
     return layers

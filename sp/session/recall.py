@@ -60,7 +60,7 @@ def choose_recalled(
     # Score of the worst of the best `keep_ratio`.
     threshold = float(np.quantile(scores, 1 - run.keep_ratio, method="higher"))
     decided, out = len(present), ~present
-    count = int(out.sum())
+    count = int(out.sum())  # tokens left out so far
     budget = min(options.recall_tokens, count, max(LEAST, token_budget(options.recall_ratio, count)))
     if not budget:
         return [], threshold
@@ -226,7 +226,7 @@ def lay_out(
         plans.append(planner.rewound(runs))
     if fit := [plan for plan in plans if fits(plan)]:
         return min(fit, key=cost)  # the first, "append", if both cost the same
-    plain = planner.appended()
+    plain = planner.appended()  # nothing recalled
     if not fits(plain) and planner.old.offset:
         plain = planner.rewound()  # without excerpts there may be room
     if not fits(plain):

@@ -81,7 +81,7 @@ def precision_lines(
             line += f", {rounded_tokens(tokens, chunk):,} of {tokens:,} tokens"
         if arithmetic.attention is not Math.BF16:
             line += f"; attention of runs from {BYTE_QUERIES:,} tokens on"
-        lines += [line] if arithmetic.asked != Math.BF16 else []
+        lines += [line] if arithmetic.asked != Math.BF16 else []  # the default needs no remark
     return lines
 
 
@@ -202,6 +202,7 @@ def extrapolated(role: str, loaded: Loaded, tokens: int) -> str | None:
         line += f", for {reason}"
         if not config.delta_layers:
             return line  # the file's own scaling, which no option extends
+    # Positions of the training, to which YaRN factors are relative.
     scaling, original = config.rope.scaling, float(window)
     if isinstance(scaling, YarnScaling):
         original = scaling.original_context

@@ -119,6 +119,7 @@ class RunResult:
         needle = self.prompt.mask("needle")
         if not needle.any():
             return None
+        # Without a selection all was read.
         return 1.0 if self.selection is None else float(self.selection.selected[needle].mean())
 
 
@@ -303,4 +304,4 @@ def _locate(prompt: TokenisedPrompt, pieces: Sequence[str]) -> list[list[int]]:
             stop = int(np.searchsorted(prompt.bytes[:, 0], offset + len(piece), side="left"))
             ranges.append([first, stop])
             offset = text.find(piece, offset + len(piece))
-    return sorted(ranges)
+    return sorted(ranges)  # pieces come in the order of a set

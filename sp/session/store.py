@@ -273,7 +273,7 @@ FORMER_NAMES = {"TopSentences": "Sentence", "TopJsonValues": "Json", "TopLines":
 def identity(pair: str, options: RunOptions, memory: ConversationOptions) -> str:
     """Return a hash of the pair and of options; tokens are compared individually."""
     parts = [f"{field.name}={getattr(options, field.name)!r}" for field in fields(options) if field.name not in FREE]
-    text = "\n".join([pair, *parts, repr(memory)])
+    text = "\n".join([pair, *parts, repr(memory)])  # `repr` of strategies has their class and all fields
     for name, former in FORMER_NAMES.items():
         text = text.replace(f"={name}(", f"={former}(")
     return blake2b(text.encode(), digest_size=16).hexdigest()

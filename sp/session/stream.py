@@ -71,7 +71,7 @@ def _answer(work: AnswerCall[Result], text: AnswerText, reporter: Reporter, stat
     def on_token(token: int) -> bool:
         if piece := text.push(token):
             emit(piece)
-        return stop.is_set()
+        return stop.is_set()  # True ends the answer with this token
 
     try:
         state.result = work(reporter=watching, on_token=on_token)
@@ -122,6 +122,7 @@ class _BaseStream(Generic[Result]):
     def _begin(self, emit: Emit) -> None:
         """Start the work, unless it has started."""
         if self._thread is None:
+            # Holds no reference to the stream, which may be collected.
             answer = partial(_answer, *self._work, self._state, emit)
             # The work sees the context variables of the caller. A daemon thread does not keep the process alive.
             self._thread = threading.Thread(target=copy_context().run, args=(answer,), name="sp-stream", daemon=True)

@@ -63,7 +63,7 @@ def test_a_run_asked_to_extrapolate_warns_in_one_line(
     assert called(monkeypatch, *words, "--drafter-rope", "none") == 0
     found = capsys.readouterr()
     (line,) = [line for line in found.err.splitlines() if "warning" in line]
-    assert line.startswith("sp: warning: drafter short.gguf reads beyond its window of 512 tokens, extrapolated; leave")
+    assert line.startswith("sp: warning: drafter short.gguf reads beyond its window of 512 tokens, extrapolated; omit")
     assert "extrapolated" in json.loads(found.out)["positions"][-1]
 
 
