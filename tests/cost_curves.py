@@ -26,7 +26,7 @@ from sp.planning.gpus import find_gpu
 from sp.planning.memory import scoring_bytes
 from sp.planning.plan import spoken
 from sp.planning.roofline import Roofline, TimedModel
-from sp.planning.tables import shown
+from sp.planning.tables import seconds_text
 from sp.quant import Math
 from sp.studies.figures import INK, save_figure
 
@@ -97,8 +97,8 @@ def curves() -> list[str]:
         grew = math.log2(costs[n, 1].score / costs[before, 1].score) if before else None
         other = f"{peer(n):.3g}" + ("" if n in PEER else " (extrapolated)" if n > max(PEER) else " (interpolated)")
         lines.append(
-            [spoken(n), *(shown(one.score) for one in mine), "" if grew is None else f"{grew:.2f}",
-             *(shown(one.first) for one in mine), *(shown(one.full) for one in mine), other,
+            [spoken(n), *(seconds_text(one.score) for one in mine), "" if grew is None else f"{grew:.2f}",
+             *(seconds_text(one.first) for one in mine), *(seconds_text(one.full) for one in mine), other,
              f"{scoring_bytes(config, n) / 2**30:.1f}"]
         )  # fmt: skip
     heads = ["tokens"]

@@ -19,7 +19,7 @@ from sp.planning.gpus import KNOWN, GPUSpec, find_gpu
 from sp.planning.plan import make_plan
 from sp.planning.roofline import EFFICIENCY, ERROR, Roofline, TimedModel, predicted_times
 from sp.planning.subject import shape_subject
-from sp.planning.tables import shown
+from sp.planning.tables import seconds_text
 from sp.quant import Math
 from sp.session.measured import gpus_of, precisions_of
 
@@ -37,7 +37,7 @@ def times(
     target, drafter = (shape_subject(*one) for one in PAIR)
     plan = make_plan(target, drafter, gpu.gib, LONG, lengths=(SHORT, LONG))
     short, long = predicted_times(plan, gpu, expected, precision, drafter_precision)
-    return [shown(one) for one in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])]
+    return [seconds_text(one) for one in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])]
 
 
 def gpus() -> list[str]:

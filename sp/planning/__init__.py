@@ -1,1 +1,1 @@
-"""What of a model runs where, in how much memory and how fast, by headers and data sheets: nothing is loaded."""
+"""Estimate where a model runs, in how much memory and how fast, by file headers and data sheets; nothing is loaded."""

@@ -1,4 +1,4 @@
-"""Which GPUs hold a model, alone and with a drafter, up to what length of prompt."""
+"""Find the GPUs that hold a model, alone and with a drafter, and up to what prompt length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Path = Literal["sm_90a", "portable"]
 
 @dataclass(frozen=True)
 class GPUSpec:
-    """A GPU as its data sheet has it. `link`: bytes a second from other GPUs of the machine by NVLink, one way, half
+    """A GPU by its data sheet. `link`: bytes a second from other GPUs of the machine by NVLink, one way, half
     of what data sheets call its bandwidth; 0 of GPUs that are not linked, or two of them only; `warp_share`: share of
     `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can reach: all of
     it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it)."""
@@ -76,7 +76,7 @@ float32, as here; data-centre GPUs at the full one.
 
 
 def find_gpu(name: str) -> GPUSpec:
-    """The GPU of a name; ConfigError with the nearest names when there is none."""
+    """Return the GPU of a name; ConfigError, with the nearest names, if there is none."""
     known = {gpu.name: gpu for gpu in KNOWN}
     if name not in known:
         raise unknown_name("GPU", name, known)
@@ -86,7 +86,7 @@ def find_gpu(name: str) -> GPUSpec:
 GPUS = tuple(sorted({gpu.gib for gpu in KNOWN}))  # sizes of GPUs in GiB
 SYSTEM = 1 << 30  # of a GPU: what driver, context and kernels take
 LENGTHS = tuple(1 << power for power in range(13, 19))
-KEEP, ANSWER = 0.05, 256  # share of a prompt that is kept, and tokens of an answer, that the table reckons with
+KEEP, ANSWER = 0.05, 256  # share of a prompt that is selected and tokens of an answer, which the table assumes
 DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
 """How drafters are published, and the parameters of the largest model that is proposed as one."""
 
@@ -102,7 +102,7 @@ class Drafter:
 
     @property
     def layers(self) -> int:
-        """Of the whole model."""
+        """Number of layers of the whole model."""
         return self.of_layers or self.config.layers
 
     @classmethod
@@ -115,36 +115,36 @@ class Drafter:
 
     @property
     def stops(self) -> str:
-        """Which layers are read, where it is not all of them, as in ``19 of 30 layers``."""
+        """Layers that are read if not all are, as in ``19 of 30 layers``; else empty."""
         return "" if self.config.layers == self.layers else f"{self.config.layers} of {self.layers} layers"
 
 
 def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
     """Small published models of the registry, those whose architecture is called most like it first. A drafter need not
     share the target's vocabulary, for scores are carried over by bytes of the text."""
-    found = [
-        (-_alike(one.config.architecture, target.architecture), size, one.name, one)
-        for size, one in _small()
+    ranked = [
+        (-_alike(drafter.config.architecture, target.architecture), size, drafter.name, drafter)
+        for size, drafter in _small()
         if 4 * size <= parameters
     ]
-    return [one for *_, one in sorted(found, key=lambda each: each[:3])]
+    return [drafter for *_, drafter in sorted(ranked, key=lambda row: row[:3])]
 
 
 @cache
 def _small() -> tuple[tuple[int, Drafter], ...]:
     """Parameters of every shape that may be proposed, and what it takes as a drafter."""
-    found = []
+    sized_drafters = []
     for name in list_shapes():
         shape = find_shape(name)
         size = sum(tensor.size for tensor in shape.tensors())
         if not name.startswith("tiny-") and size <= LARGEST_DRAFTER:
             formats = {tensor: fmt for tensor, _, fmt in shape.plan(DRAFTER_TYPE)}
-            found.append((size, Drafter.of(name, shape.config, formats, None)))
-    return tuple(found)
+            sized_drafters.append((size, Drafter.of(name, shape.config, formats, None)))
+    return tuple(sized_drafters)
 
 
 def _alike(a: str, b: str) -> int:
-    """Letters that two names begin with alike."""
+    """Return the length of the prefix that two names share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
@@ -165,7 +165,7 @@ class Need:
 
     @property
     def least(self) -> int:
-        """In whatever way takes least."""
+        """Bytes in the mode that takes the least."""
         return self.by_turns if self.cold is None else min(self.by_turns, self.cold)
 
 
@@ -179,16 +179,17 @@ def need(
     stacks: Stacks = (),
     precision: Math = Math.BF16,
 ) -> Need:
-    """What a prompt of so many tokens and its answer need: read whole, or a share after a drafter has scored it.
+    """Return the memory for a prompt of `tokens` and its answer: prefilled in full, or a share that a drafter selected.
+
     `stacks` are those of a mixture's experts, see `stack_bytes`; `precision` is that of the target's products."""
-    read = tokens if drafter is None else ceil(keep * tokens)
-    held = weights + state_bytes(target) + kv_bytes(target, read + ANSWER, kv)
-    reading = held + reading_bytes(target, read, precision, kv)
+    read_tokens = tokens if drafter is None else ceil(keep * tokens)
+    resident = weights + state_bytes(target) + kv_bytes(target, read_tokens + ANSWER, kv)
+    reading = resident + reading_bytes(target, read_tokens, precision, kv)
     cold = least_cold(target, weights, stacks, reading - weights)
     if drafter is None:
         return Need(reading, reading, cold)
     scoring = drafter.weights + scoring_bytes(drafter.config, tokens)
-    together = max(reading + drafter.weights, held + scoring)
+    together = max(reading + drafter.weights, resident + scoring)
     return Need(together, max(reading, scoring), None if cold is None else max(cold, scoring))
 
 
@@ -238,8 +239,8 @@ SPOKEN = (8192, 32768, 131072)  # lengths of prompt and answer, in tokens, that 
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a request is run. `by_turns`: whether idle weights have to wait in host memory; experts of the target among
+class MemoryMode:
+    """How a request is run. `by_turns`: whether idle weights are offloaded to host memory, experts of the target among
     them where that takes least."""
 
     kv: str  # type of the target's cache
@@ -272,35 +273,35 @@ def ways(
     stacks: Stacks = (),
     precision: Math = Math.BF16,
     alone: bool = True,
-) -> Iterator[Way]:
-    """All ways to answer a prompt that takes `tokens` tokens with its answer, that which gives up least first. Turns
+) -> Iterator[MemoryMode]:
+    """Yield all modes to answer a prompt that takes `tokens` tokens with its answer, the most exact first. Turns
     cost copies and change no token, those of experts (`stacks`) the most; a narrower cache rounds keys and values, so
     it comes after them. Without a drafter everything is read, within the window; of several GPUs no weights wait in
     host memory."""
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
-        found = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks, precision)
-        yield Way(kv, False, found.together)
-        if alone and found.by_turns < found.together:
-            yield Way(kv, True, found.by_turns)
-        if alone and found.least < found.by_turns:
-            yield Way(kv, True, found.least)
+        needs = need(target, weights, drafter, max(tokens - ANSWER, 1), kv, keep, stacks, precision)
+        yield MemoryMode(kv, False, needs.together)
+        if alone and needs.by_turns < needs.together:
+            yield MemoryMode(kv, True, needs.by_turns)
+        if alone and needs.least < needs.by_turns:
+            yield MemoryMode(kv, True, needs.least)
 
 
-def scoring_way(drafter: Drafter, tokens: int) -> Way:
-    """What a drafter takes by itself to score a prompt, of which it caches nothing."""
-    return Way(DEVICE_KV[0], False, drafter.weights + scoring_bytes(drafter.config, max(tokens - ANSWER, 1)))
+def scoring_way(drafter: Drafter, tokens: int) -> MemoryMode:
+    """Return the memory that a drafter alone takes to score a prompt; it caches nothing of it."""
+    return MemoryMode(DEVICE_KV[0], False, drafter.weights + scoring_bytes(drafter.config, max(tokens - ANSWER, 1)))
 
 
-def best(found: Sequence[Way], gpu: int) -> Way | None:
-    """The first of the ways that a GPU has room for; None if it has for none."""
-    return next((way for way in found if way.nbytes <= room(gpu)), None)
+def best(candidates: Sequence[MemoryMode], gpu: int) -> MemoryMode | None:
+    """Return the first of the modes that a GPU has room for; None if it has room for none."""
+    return next((way for way in candidates if way.nbytes <= room(gpu)), None)
 
 
-def smallest_gpu(found: Sequence[Way]) -> int | None:
-    """The smallest GPU that has room for any of the ways."""
-    return next((gpu for gpu in GPUS if best(found, gpu)), None)
+def smallest_gpu(candidates: Sequence[MemoryMode]) -> int | None:
+    """Return the GiB of the smallest GPU that has room for any of the modes; None if none has."""
+    return next((gpu for gpu in GPUS if best(candidates, gpu)), None)
 
 
 def longest(
@@ -311,8 +312,8 @@ def longest(
     keep: float = KEEP,
     stacks: Stacks = (),
     alone: bool = True,
-) -> tuple[int, Way] | None:
-    """The longest of `SPOKEN` that a GPU has a way for, and that way; None if it has none for the shortest."""
+) -> tuple[int, MemoryMode] | None:
+    """Return the longest of `SPOKEN` that a GPU has room for, and its mode; None if not even the shortest fits."""
     for tokens in reversed(SPOKEN):
         if way := best(list(ways(target, weights, drafter, tokens, keep, stacks, alone=alone)), gpu):
             return tokens, way

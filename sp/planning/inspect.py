@@ -1,4 +1,4 @@
-"""inspect_file: what is in a model file, and what keeps it from running."""
+"""inspect_file: describe a model file, and what keeps it from running."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _HASH_STEP = 1 << 22
 
 
 def inspect_file(path: str | Path, *, sha256: bool = False, depth: Depth = whole) -> dict[str, Any]:
-    """Describe a GGUF file, or the model any shard of which it is, in what JSON has. Sizes are in bytes; what the file
+    """Describe a GGUF file, or the model that it is a shard of, as JSON. Sizes are in bytes; what the file
     does not say is None; ``warnings`` are lines, none for a file that `sp` can run; ``refused`` the one for which no
-    command takes it. ``verdict`` and ``command`` are of a `Plan` for the longest of `SPOKEN`; `sha256` reads all of the
-    file. GGUFError when it is not sound."""
+    command takes it. ``verdict`` and ``command`` are of a `ModelPlan` for the longest of `SPOKEN`; `sha256` reads
+    all of the file. GGUFError when it is not sound."""
     with GGUFFile.open(path) as file:
         subject = read_subject(file, depth=depth)
         plan = make_plan(subject, None, None, SPOKEN[-1])
@@ -49,14 +49,14 @@ def inspect_file(path: str | Path, *, sha256: bool = False, depth: Depth = whole
             **_model(file),
             "tensors": len(file.tensors),
             "tensors_by_type": _by_type(file),
-            "repacked": [vars(each) for each in repacked_tensors(file.tensors)],
+            "repacked": [vars(item) for item in repacked_tensors(file.tensors)],
             "tokenizer": _tokenizer(file, subject.vocabulary),
             "chat_template": _template(file),
             **described,
             "refused": None if subject.refused is None else subject.refused.line,
             "verdict": plan.told_verdict(),
             "command": plan.command,
-            "warnings": [each.line for each in subject.hindrances],
+            "warnings": [item.line for item in subject.hindrances],
         }
 
 
@@ -107,7 +107,7 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
     model = _text(file, "tokenizer.ggml.model")
     if model is None:
         return None
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "model": model,
         "pre": _text(file, "tokenizer.ggml.pre"),
         "vocab": _length(file, "tokenizer.ggml.tokens"),
@@ -118,13 +118,13 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
         "sha256": None,
     }
     if vocabulary is not None:
-        found |= {
+        facts |= {
             "specials": vocabulary.types.count(CONTROL),
             "eos": vocabulary.ids.get("eos"),
             "add_bos": vocabulary.add_bos,  # as encoding does, which the key alone does not tell
             "sha256": vocabulary.sha256,
         }
-    return found
+    return facts
 
 
 def _length(file: GGUFFile, key: str) -> int | None:
@@ -159,25 +159,25 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-SHOWN = 2  # drafters that are reckoned with
+SHOWN = 2  # drafters that the table of memory shows
 
 
 def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
-    """What is known of a file of that configuration, if it has any. Returns ``family``, ``device`` and ``gpus``, each
+    """Describe a file of a configuration, if it has one. Returns ``family``, ``device`` and ``cards``, each
     None where the file does not describe a whole model."""
-    found: dict[str, Any] = {"family": None, "device": None, "cards": None}
+    sections: dict[str, Any] = {"family": None, "device": None, "cards": None}
     if config is None:
-        return found
-    found["family"] = family(config)
+        return sections
+    sections["family"] = family(config)
     formats = file_formats(file)
     try:
         rows = held_weights(config, formats)
     except (ModelError, KeyError):  # too narrow for the device, or not all there
-        return found
+        return sections
     weights, stacks = sum(row.nbytes for row in rows), stack_bytes(config, formats)
     drafters = drafters_for(config, sum(info.elements for info in file.tensors.values()))[:SHOWN]
     kv = caches(config)
-    return found | {
+    return sections | {
         "device": {
             "bytes": weights,
             "formats": [asdict(row) | {"kernels": kernels(row)} for row in rows],
@@ -214,17 +214,21 @@ def family(config: ModelConfig) -> dict[str, Any]:
 
 
 def windows(config: ModelConfig) -> dict[str, Any] | None:
-    """Of layers that attend in a window: its tokens, how many they are, and the base of their RoPE."""
-    found = [layer for layer in config.attention_layers if config.windows and config.windows[layer] is not None]
-    if not found:
+    """Return the tokens of the sliding window, the number of layers that have it, and their RoPE base; None without."""
+    window_layers = [layer for layer in config.attention_layers if config.windows and config.windows[layer] is not None]
+    if not window_layers:
         return None
-    return {"tokens": config.windows[found[0]], "layers": len(found), "rope_base": config.rope_of(found[0]).base}
+    return {
+        "tokens": config.windows[window_layers[0]],
+        "layers": len(window_layers),
+        "rope_base": config.rope_of(window_layers[0]).base,
+    }
 
 
 def eight_bits(config: ModelConfig) -> dict[str, int]:
     """How many matrices of layers `--precision` can have multiplied in int8 or fp8, of all that are not of experts."""
     matrices = layer_matrices(config)
-    return {"weights": sum(is_eligible(each.name, each.shape) for each in matrices), "matrices": len(matrices)}
+    return {"weights": sum(is_eligible(tensor.name, tensor.shape) for tensor in matrices), "matrices": len(matrices)}
 
 
 def experts(config: ModelConfig) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ class Held:
 def held_weights(
     config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1, depth: int | None = None
 ) -> list[Held]:
-    """What the device holds of a model's weights, one row a format of the file, the most bytes first; a head tied to
+    """Return the weights that the device holds, one row per format of the file, the most bytes first; a head tied to
     the embedding is held once more, packed. Of `gpus` that share it, `config` says what one has, but for the head, of
     which a part is held; `depth`: layers without the head. KeyError: a tensor is missing; ModelError: a matrix has no
     packed form."""
@@ -76,12 +76,12 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
     as for `held_weights`."""
     if config.experts is None:
         return ()
-    found: list[list[int]] = [[] for _ in config.kinds]
+    by_layer: list[list[int]] = [[] for _ in config.kinds]
     for tensor in model_tensors(config, formats):
         layer = layer_of(tensor.name)
         if tensor.kind == "stack" and layer is not None:
-            found[layer].append(sum(nbytes for _, nbytes in _places(tensor, formats[tensor.name], tied=False)))
-    return tuple(tuple(sizes) for sizes in found)
+            by_layer[layer].append(sum(nbytes for _, nbytes in _places(tensor, formats[tensor.name], tied=False)))
+    return tuple(tuple(sizes) for sizes in by_layer)
 
 
 def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1) -> int:
@@ -98,30 +98,30 @@ def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, gpus: int = 1) -> 
         return [place for part in parts for place in _places(part, fmt, tied, gpus)]
     if tensor.kind not in ("matrix", "stack"):
         return [(F32.name, 4 * tensor.size)]
-    found, width = [], tensor.shape[-1]
+    copies, width = [], tensor.shape[-1]
     rows = tensor.size // width  # of a stack one matrix under the other
     if tensor.name == EMBEDDING:
         table = device_format(fmt, width, table=True)
-        found.append((table.name, rows * table.row_bytes(width)))
+        copies.append((table.name, rows * table.row_bytes(width)))
     if tensor.name != EMBEDDING or tied:
         rows = -(-rows // gpus) if tensor.name in (EMBEDDING, HEAD) else rows
         packed = device_format(fmt, width)
         nbytes, terms = plane_offsets(tensor.name, packed, (rows, width)).end, EXACT_TERMS
         split = is_split(fmt, (rows, width))
-        found.append((f"{terms} x {packed.name}", terms * nbytes) if split else (packed.name, nbytes))
-    return found
+        copies.append((f"{terms} x {packed.name}", terms * nbytes) if split else (packed.name, nbytes))
+    return copies
 
 
 def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     """Bytes of the keys and values of so many tokens that are read once, in whole pages, all attention layers: those
     with a window keep what it reaches."""
-    held, pages = 0, -(-tokens // PAGE_TOKENS)
+    total, pages = 0, -(-tokens // PAGE_TOKENS)
     for layer in config.attention_layers:
         sizes, window = config.heads_of(layer), config.window_of(layer)
-        found = checked_kv(kv, sizes.head_dim, False, "cpu")
-        row = found.k.row_bytes(sizes.head_dim) + found.v.row_bytes(sizes.head_dim)
-        held += min(pages, ring_pages(window)) * sizes.kv_heads * row
-    return PAGE_TOKENS * held
+        kv_type = checked_kv(kv, sizes.head_dim, False, "cpu")
+        row = kv_type.k.row_bytes(sizes.head_dim) + kv_type.v.row_bytes(sizes.head_dim)
+        total += min(pages, ring_pages(window)) * sizes.kv_heads * row
+    return PAGE_TOKENS * total
 
 
 def widest(config: ModelConfig) -> tuple[int, int]:
@@ -179,7 +179,7 @@ def product_bytes(config: ModelConfig, tokens: int, precision: Math) -> int:
 
 
 def layer_matrices(config: ModelConfig) -> list[TensorSpec]:
-    """Of all layers, those of experts left out."""
+    """Return the matrices of all layers without those of experts."""
     return [t for t in model_tensors(config) if t.kind == "matrix" and layer_of(t.name) is not None]
 
 
@@ -208,7 +208,7 @@ weights are placed, and they stay where they are."""
 
 
 @dataclass(frozen=True)
-class Cold:
+class ColdPlacement:
     """Where the weights of a mixture lie."""
 
     layers: tuple[int, ...]  # whose experts wait in host memory, ascending
@@ -216,15 +216,17 @@ class Cold:
     device: int  # bytes of all other weights, and of the room that experts are brought to
 
 
-def cold_layers(config: ModelConfig, weights: int, stacks: Stacks, room: int, precision: Math = Math.BF16) -> Cold:
-    """As few cold layers as leave `room` for the work on `RESERVED` tokens, or all if that is never left; as far apart
-    as they can be, so that a copy has the time of the layers between. `weights`: bytes of all, if none waits; `stacks`:
+def cold_layers(
+    config: ModelConfig, weights: int, stacks: Stacks, room: int, precision: Math = Math.BF16
+) -> ColdPlacement:
+    """Choose as few offloaded layers as leave `room` for the work on `RESERVED` tokens, or all, evenly spaced,
+    so that a copy overlaps with the layers between two of them. `weights`: bytes of all, if none waits; `stacks`:
     see `stack_bytes`."""
-    most, left = len(stacks), room - work_bytes(config, precision)
+    most, room_left = len(stacks), room - work_bytes(config, precision)
     for number in range(most + 1):
-        found = _placed(weights, stacks, spread(number, most))
-        if found.device <= left or number == most:
-            return found
+        placement = _placed(weights, stacks, spaced_layers(number, most))
+        if placement.device <= room_left or number == most:
+            return placement
     raise AssertionError("no layers")
 
 
@@ -232,12 +234,12 @@ def cold_within(
     config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, precision: str = Math.BF16
 ) -> tuple[int, ...]:
     """Layers whose experts have to wait in host memory for a model to have room; none of one without experts. What
-    `auto` will choose is not known yet: it is reckoned with as int8."""
+    `auto` will choose is not known yet: int8 is assumed."""
     if room is None or config.experts is None:
         return ()
     try:
         weights = sum(row.nbytes for row in held_weights(config, formats))
-        reckoned = Math.INT8 if (asked := read_precision(precision, "precision")) == AUTO else Math(asked)
+        reckoned = Math.INT8 if (requested := read_precision(precision, "precision")) == AUTO else Math(requested)
         return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
     except (ModelError, KeyError):  # what is wrong or missing is for loading to say
         return ()
@@ -246,8 +248,10 @@ def cold_within(
 def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> int | None:
     """Bytes of device memory from which on a mixture runs because its experts wait. None of a model without experts,
     and where the cache and the work of a request take more than was kept for them."""
-    kept = work_bytes(config)
-    return _placed(weights, stacks, tuple(range(len(stacks)))).device + kept if stacks and work <= kept else None
+    workspace = work_bytes(config)
+    return (
+        _placed(weights, stacks, tuple(range(len(stacks)))).device + workspace if stacks and work <= workspace else None
+    )
 
 
 def work_bytes(config: ModelConfig, precision: Math = Math.BF16) -> int:
@@ -256,11 +260,11 @@ def work_bytes(config: ModelConfig, precision: Math = Math.BF16) -> int:
     return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens, precision)
 
 
-def spread(number: int, most: int) -> tuple[int, ...]:
-    """So many of the layers, the last one first, as far apart as they can be."""
+def spaced_layers(number: int, most: int) -> tuple[int, ...]:
+    """Return `number` of `most` layers, evenly spaced, the last one among them."""
     return tuple((i + 1) * most // number - 1 for i in range(number))
 
 
-def _placed(weights: int, stacks: Stacks, layers: tuple[int, ...]) -> Cold:
+def _placed(weights: int, stacks: Stacks, layers: tuple[int, ...]) -> ColdPlacement:
     host = sum(sum(stacks[layer]) for layer in layers)
-    return Cold(layers, host, weights - host + ring_bytes([stacks[layer] for layer in layers]))
+    return ColdPlacement(layers, host, weights - host + ring_bytes([stacks[layer] for layer in layers]))

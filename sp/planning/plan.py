@@ -24,7 +24,7 @@ from sp.planning.gpus import (
     LARGEST_DRAFTER,
     SPOKEN,
     Drafter,
-    Way,
+    MemoryMode,
     best,
     caches,
     drafters_for,
@@ -36,7 +36,7 @@ from sp.planning.gpus import (
     ways,
     weights_bytes,
 )
-from sp.planning.memory import Cold, cold_layers
+from sp.planning.memory import ColdPlacement, cold_layers
 from sp.planning.subject import Depth, Subject, read_subject, whole
 
 COMMON = ("q8_0", "q6_k", "q5_k", "q4_k_m", "iq4_xs", "q3_k")
@@ -46,8 +46,8 @@ NEAR = 1.25  # how much larger than a file that cannot run the one may be that i
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a model file runs. `role`: what it is judged as: a small model is one that scores prompts for a larger
+class RunVerdict:
+    """Tells if a model file runs. `role`: what it is judged as: a small model is one that scores prompts for a larger
     one."""
 
     runs: Literal["yes", "with", "no"]
@@ -63,24 +63,24 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """In words.
+        """The verdict as one line.
 
-        >>> Verdict("with", 24, 131072, ("--kv q4_0",)).line
+        >>> RunVerdict("with", 24, 131072, ("--kv q4_0",)).line
         'yes, with --kv q4_0: 128K tokens on a GPU of 24 GB'
-        >>> Verdict("yes", 12, 131072, role="drafter", window=8192, beyond="YaRN x16").line
+        >>> RunVerdict("yes", 12, 131072, role="drafter", window=8192, beyond="YaRN x16").line
         'yes, as a drafter: 8K tokens, or 128K with YaRN x16, on a GPU of 12 GB'
         """
         if self.runs == "no":
             return f"no: {self.why}"
         on = "a GPU" if self.together == 1 else f"each of {self.together} GPUs"
         tokens = self.tokens or 0
-        read = f"{spoken(tokens)} tokens"
+        length = f"{spoken(tokens)} tokens"
         if self.window is not None:
-            read = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {self.beyond},"
-        where = "" if self.gpu is None else f": {read} on {on} of {self.gpu} GB"
-        said = ", as a drafter" if self.role == "drafter" else ""
-        said += f", with {' '.join(self.options)}" if self.options else ""
-        return f"yes{said}{where}"
+            length = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {self.beyond},"
+        where = "" if self.gpu is None else f": {length} on {on} of {self.gpu} GB"
+        qualifiers = ", as a drafter" if self.role == "drafter" else ""
+        qualifiers += f", with {' '.join(self.options)}" if self.options else ""
+        return f"yes{qualifiers}{where}"
 
 
 def spoken(tokens: int) -> str:
@@ -89,7 +89,7 @@ def spoken(tokens: int) -> str:
 
 
 def scaled_by(config: ModelConfig, tokens: int) -> str:
-    """What has a drafter read so many tokens, beyond its window: YaRN by itself, or an option where it takes none.
+    """Return what lets a drafter read `tokens` beyond its window: YaRN by itself, or an option where it takes none.
 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> [scaled_by(find_shape(name).config, 1 << 20) for name in ("qwen3-0.6b", "qwen3.6-27b")]
@@ -107,36 +107,36 @@ def proposed_drafter(target: Subject) -> Drafter | None:
     return next(iter(drafters_for(target.config, target.parameters)), None)
 
 
-def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int, keep: float = KEEP) -> Verdict:
+def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int, keep: float = KEEP) -> RunVerdict:
     """The verdict, with who scores prompts (None: they are read in full), on a GPU of so many GiB, or the smallest of
     `GPUS` that does, for `tokens` of prompt and answer, of which a share `keep` is read."""
     if target.stopped is not None:
-        return Verdict("no", why=target.stopped.line, instead=_replacement(target, gpu, tokens))
+        return RunVerdict("no", why=target.stopped.line, instead=_replacement(target, gpu, tokens))
     config, weights = target.config, target.weights
     if not target.on_device or config is None or weights is None:
-        return Verdict("with", options=("--device cpu",))
+        return RunVerdict("with", options=("--device cpu",))
     role: Literal["target", "drafter"] = (
         "drafter" if drafter is None and target.parameters <= LARGEST_DRAFTER else "target"
     )
     if role == "drafter":
-        found = [] if target.reader is None else [scoring_way(target.reader, tokens)]
+        candidates = [] if target.reader is None else [scoring_way(target.reader, tokens)]
     else:
-        found = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
-    if not found:
+        candidates = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
+    if not candidates:
         why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
-        return Verdict("no", gpu, tokens, why=why)
-    where = gpu or smallest_gpu(found)
-    way = best(found, where) if where else None
+        return RunVerdict("no", gpu, tokens, why=why)
+    where = gpu or smallest_gpu(candidates)
+    way = best(candidates, where) if where else None
     if where is None or way is None:
-        least, most = min(one.nbytes for one in found), gpu or GPUS[-1]
+        least, most = min(candidate.nbytes for candidate in candidates), gpu or GPUS[-1]
         shared = "" if target.alone else f" on each of {target.gpus} GPUs"
-        taken = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
-        why = f"{taken}, and a GPU of {most} GB has {room(most) >> 30}"
+        demand = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
+        why = f"{demand}, and a GPU of {most} GB has {room(most) >> 30}"
         instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
-        return Verdict("no", most, tokens, why=why, instead=instead, role=role, together=target.gpus)
+        return RunVerdict("no", most, tokens, why=why, instead=instead, role=role, together=target.gpus)
     options = way.options(where)
     window = config.context if role == "drafter" and config.context < tokens else None
-    return Verdict(
+    return RunVerdict(
         "with" if options else "yes",
         where,
         tokens,
@@ -149,23 +149,23 @@ def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int
 
 
 def _instead_of(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, keep: float) -> str | None:
-    """What to take where memory does not suffice: a shorter prompt, the same model in fewer bits, or a smaller one."""
+    """Propose what fits in the memory: a shorter prompt, the same model in fewer bits, or a smaller one."""
     assert target.config is not None
     assert target.weights is not None
-    found = longest(target.config, target.weights, drafter, gpu, keep, target.stacks, target.alone)
-    shorter = [f"a prompt of up to {spoken(found[0])}"] if found and found[0] < tokens else []
+    longest_fit = longest(target.config, target.weights, drafter, gpu, keep, target.stacks, target.alone)
+    shorter = [f"a prompt of up to {spoken(longest_fit[0])}"] if longest_fit and longest_fit[0] < tokens else []
     others = [*shorter, *_narrower(target, drafter, gpu, tokens, keep)]
     return ", or ".join(others or (_published_for(gpu, tokens) if target.alone else ["more GPUs"])) or None
 
 
 def _replacement(target: Subject, gpu: int | None, tokens: int) -> str | None:
-    """What to take in place of a file that does not run; None where its own line says that."""
+    """Propose a file in place of one that does not run; None if its own line does."""
     if target.draft or not target.names:
         return None
     if target.config is None:
         smallest = min(size for *_, size in _published())
         return next(iter(_published_for(gpu, tokens, max(int(NEAR * target.nbytes), smallest))), None)
-    undecoded = any(one.stops and one.of_format for one in target.hindrances)
+    undecoded = any(hindrance.stops and hindrance.of_format for hindrance in target.hindrances)
     return f"the same model as {USUAL.upper()}" if undecoded else None
 
 
@@ -173,9 +173,11 @@ def _narrower(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, k
     """The same model in the common file type of the most bits that fits."""
     sizes = {name: target.weights_as(name) for name in COMMON}
     assert target.config is not None
-    for name, nbytes in sorted(sizes.items(), key=lambda one: -(one[1] or 0)):
-        found = [] if nbytes is None else list(ways(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
-        if nbytes is not None and best(found, gpu):
+    for name, nbytes in sorted(sizes.items(), key=lambda item: -(item[1] or 0)):
+        candidates = (
+            [] if nbytes is None else list(ways(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
+        )
+        if nbytes is not None and best(candidates, gpu):
             on = "the GPU" if target.alone else "each GPU"
             return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on {on})"]
     return []
@@ -183,11 +185,11 @@ def _narrower(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, k
 
 def _published_for(gpu: int | None, tokens: int, most: int | None = None) -> list[str]:
     """The largest published model that runs on a GPU, of a file of at most so many bytes."""
-    for name, held, size in _published():
+    for name, nbytes, size in _published():
         shape = find_shape(name)
         config, elements = shape.config, sum(tensor.size for tensor in shape.tensors())
         drafter = next(iter(drafters_for(config, elements)), None) if elements > LARGEST_DRAFTER else None
-        fits = gpu is None or best(list(ways(config, held, drafter, tokens)), gpu)
+        fits = gpu is None or best(list(ways(config, nbytes, drafter, tokens)), gpu)
         if fits and (most is None or size <= most):
             return [f"a file of {name} as {USUAL.upper()} ({size / 1e9:.1f} GB)"]
     return []
@@ -196,21 +198,21 @@ def _published_for(gpu: int | None, tokens: int, most: int | None = None) -> lis
 @cache
 def _published() -> tuple[tuple[str, int, int], ...]:
     """Name, bytes on the device and bytes of the file of every published shape a GPU runs, the largest first."""
-    found = []
+    shapes = []
     for name in list_shapes():
         shape = find_shape(name)
         if not name.startswith("tiny-"):
             plan = shape.plan(USUAL)
-            held = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
-            found.append((name, held, sum(fmt.nbytes(size) for _, size, fmt in plan)))
-    return tuple(sorted(found, key=lambda one: -one[1]))
+            device_bytes = weights_bytes(shape.config, {tensor: fmt for tensor, _, fmt in plan})
+            shapes.append((name, device_bytes, sum(fmt.nbytes(size) for _, size, fmt in plan)))
+    return tuple(sorted(shapes, key=lambda row: -row[1]))
 
 
 ASK = '--prompt-file TEXT.txt --question "..."'
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelPlan:
     """A verdict and what it rests on."""
 
     target: Subject
@@ -218,17 +220,17 @@ class Plan:
     scorer: Subject | None  # the drafter's file, if one was given; else the drafter is a published shape
     gpu: int | None  # GiB, as asked for
     tokens: int  # of prompt and answer, as asked for
-    verdict: Verdict
+    verdict: RunVerdict
     keep: float  # share of the prompt that the target reads after the drafter has scored it
     lengths: tuple[int, ...]  # of prompt and answer, that memory is told of
 
     @property
     def sizes(self) -> tuple[ModelConfig, int] | None:
         """The target's configuration and bytes on the device; None where no GPU runs it."""
-        held = self.target.config, self.target.weights
-        if self.target.stopped or not self.target.on_device or held[0] is None or held[1] is None:
+        config_weights = self.target.config, self.target.weights
+        if self.target.stopped or not self.target.on_device or config_weights[0] is None or config_weights[1] is None:
             return None
-        return held[0], held[1]
+        return config_weights[0], config_weights[1]
 
     @property
     def vocabulary(self) -> str | None:
@@ -243,12 +245,12 @@ class Plan:
 
     @property
     def command(self) -> str | None:
-        """How to run it; None where it does not run."""
+        """The command that runs it; None if it does not run."""
         if self.target.draft and not self.target.refused:
             return f"sp run --target MODEL.gguf --decode ddtree --speculator {_name(self.target)}"
         if self.verdict.runs == "no" or self.target.shape is not None:
             return None
-        options = "".join(f" {one}" for one in (*self.verdict.options, *self._uncompared()))
+        options = "".join(f" {option}" for option in (*self.verdict.options, *self._uncompared()))
         if self.verdict.role == "drafter":
             return f"sp run --target MODEL.gguf --drafter {_name(self.target)}{options} {ASK}"
         other = "DRAFTER.gguf" if self.scorer is None else _name(self.scorer)
@@ -260,23 +262,23 @@ class Plan:
         if self.drafter is None or self.sizes is None or gpu is None or self.tokens > self.sizes[0].context:
             return ()
         way = best(self._ways(self.drafter), gpu)
-        full = [one for one in self._ways(None) if way is not None and one.kv == way.kv]
+        full = [candidate for candidate in self._ways(None) if way is not None and candidate.kv == way.kv]
         return () if best(full, gpu) else ("--no-full",)
 
-    def _ways(self, drafter: Drafter | None) -> list[Way]:
+    def _ways(self, drafter: Drafter | None) -> list[MemoryMode]:
         if self.sizes is None:
             return []
         alone = self.target.alone
         return list(ways(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks, alone=alone))
 
     @property
-    def cold(self) -> Cold | None:
-        """Which experts wait in host memory on the verdict's GPU; None if none do."""
+    def cold(self) -> ColdPlacement | None:
+        """Experts that are offloaded to host memory on the verdict's GPU; None if none are."""
         gpu = self.verdict.gpu
         if self.sizes is None or gpu is None or not any("--vram" in option for option in self.verdict.options):
             return None
-        found = cold_layers(*self.sizes, self.target.stacks, room(gpu))
-        return found if found.layers else None
+        placement = cold_layers(*self.sizes, self.target.stacks, room(gpu))
+        return placement if placement.layers else None
 
     def memory(self) -> Iterator[dict[str, Any]]:
         """Bytes on the GPU, or each of several, by type of cache and length: in full, and with the drafter, both there
@@ -286,9 +288,11 @@ class Plan:
         (config, weights), stacks = self.sizes, self.target.stacks
         for kv in caches(config):
             for tokens in self.lengths:
-                read = tokens - ANSWER
-                whole = need(config, weights, None, read, kv, stacks=stacks) if tokens <= config.context else None
-                pair = self.drafter and need(config, weights, self.drafter, read, kv, self.keep, stacks)
+                prompt_tokens = tokens - ANSWER
+                whole = (
+                    need(config, weights, None, prompt_tokens, kv, stacks=stacks) if tokens <= config.context else None
+                )
+                pair = self.drafter and need(config, weights, self.drafter, prompt_tokens, kv, self.keep, stacks)
                 yield {
                     "kv": kv,
                     "tokens": tokens,
@@ -308,18 +312,18 @@ class Plan:
         drafters, which take as much of any GPU as their target leaves."""
         if self.sizes is None or self.verdict.role == "drafter":
             return
-        found = self._ways(self.drafter)
+        candidates = self._ways(self.drafter)
         for gpu in sorted({*GPUS, *((self.gpu,) if self.gpu else ())}):
             most = longest(*self.sizes, self.drafter, gpu, self.keep, self.target.stacks, self.target.alone)
             yield {
                 "card": gpu,
-                "way": _told(best(found, gpu), gpu),
+                "way": _told(best(candidates, gpu), gpu),
                 "longest": most and {"tokens": most[0], **(_told(most[1], gpu) or {})},
             }
 
     def notes(self) -> Iterator[str]:
-        """What may surprise whoever runs it."""
-        yield from (one.line for one in self.target.hindrances if not one.stops)
+        """Yield notes on what may surprise a user."""
+        yield from (hindrance.line for hindrance in self.target.hindrances if not hindrance.stops)
         if self.drafter is not None and (window := self.drafter.config.context) < self.tokens:
             scaled = scaled_by(self.drafter.config, self.tokens)
             need = f"need {scaled}" if scaled.startswith("--") else f"are read with {scaled}"
@@ -374,22 +378,24 @@ def make_plan(
     tokens: int,
     keep: float = KEEP,
     lengths: Iterable[int] = (),
-) -> Plan:
+) -> ModelPlan:
     """A plan for a target and the drafter that was given, or one that is published; of `SPOKEN` if no lengths are."""
     drafter = proposed_drafter(target) if scorer is None else _given(scorer)
-    speech_lengths = tuple(sorted({*(lengths or SPOKEN), tokens}))
-    return Plan(target, drafter, scorer, gpu, tokens, judge(target, drafter, gpu, tokens, keep), keep, speech_lengths)
+    reported_lengths = tuple(sorted({*(lengths or SPOKEN), tokens}))
+    return ModelPlan(
+        target, drafter, scorer, gpu, tokens, judge(target, drafter, gpu, tokens, keep), keep, reported_lengths
+    )
 
 
 def read_file(path: str | Path, gpus: int = 1, depth: Depth = whole) -> Subject:
-    """What the header of a file, or of any shard of it, tells; see `read_subject`. GGUFError if it is no sound one."""
+    """Read the header of a file or of any of its shards; see `read_subject`. GGUFError if the file is not sound."""
     with GGUFFile.open(path) as file:
         return read_subject(file, gpus, depth)
 
 
 def plan_file(
     path: str | Path, drafter: str | Path | None = None, *, gpu: int | None = None, tokens: int = SPOKEN[-1]
-) -> Plan:
+) -> ModelPlan:
     """Plan by the headers of files alone: a target, what scores prompts for it (a small published model if left out),
     GiB of the GPU (the smallest that does), and tokens of prompt and answer, of which the answer takes `ANSWER`.
     GGUFError: a file is not sound; ModelError: the drafter is none that could score."""
@@ -405,7 +411,7 @@ def _given(scorer: Subject) -> Drafter:
     return scorer.reader
 
 
-def _told(way: Way | None, gpu: int) -> dict[str, Any] | None:
+def _told(way: MemoryMode | None, gpu: int) -> dict[str, Any] | None:
     if way is None:
         return None
     return {"kv": way.kv, "by_turns": way.by_turns, "bytes": way.nbytes, "options": list(way.options(gpu))}

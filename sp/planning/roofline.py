@@ -1,4 +1,4 @@
-"""How long a model takes on a GPU, reckoned by roofline, and the times of a request."""
+"""Estimate how long a model takes on a GPU, by roofline, and the times of a request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedPreci
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.planning.gpus import ANSWER, GPUSpec, Way, best, need, room, ways
+from sp.planning.gpus import ANSWER, GPUSpec, MemoryMode, best, need, room, ways
 from sp.planning.gpus import Path as KernelPath
 from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes, widest
-from sp.planning.plan import Plan
+from sp.planning.plan import ModelPlan
 from sp.quant import Math
 
 ERROR = 0.3  # of a prediction, as it is stated
@@ -56,11 +56,11 @@ class TimedModel:
         formats = {tensor: fmt for tensor, _, fmt in shape.plan(file_type)}
         return cls(shape.config, streamed_bytes(shape.config, formats))
 
-    def multiplied_in(self, asked: AskedPrecision, gpu: GPUSpec, path: KernelPath | None = None) -> TimedModel:
-        """With products in `asked`, by the kernels of a path; ``auto`` is reckoned without a look at weights."""
-        if asked == Math.BF16:
+    def multiplied_in(self, precision: AskedPrecision, gpu: GPUSpec, path: KernelPath | None = None) -> TimedModel:
+        """With products in `precision`, by the kernels of a path; ``auto`` is reckoned without a look at weights."""
+        if precision == Math.BF16:
             return self
-        path, auto = path or gpu.path, asked == AUTO
+        path, auto = path or gpu.path, precision == AUTO
         narrow = NARROW_INPUTS.get(path, ())
         sizes = {True: 0, False: 0}
         for tensor in layer_matrices(self.config):
@@ -70,13 +70,13 @@ class TimedModel:
         return replace(self, int8=share, int8_attention=path == "sm_90a" and self.config.head_dim == HEAD_DIM)
 
     def shared_by(self, gpus: int) -> TimedModel:
-        """What one of several GPUs has of it; ConfigError where they cannot share it."""
+        """Return the shard of one of several GPUs; ConfigError if they cannot share the model."""
         if gpus == 1:
             return self
         return replace(self, config=shard_config(self.config, gpus), nbytes=self.nbytes // gpus)
 
 
-class Compressed(NamedTuple):
+class CompressedTimes(NamedTuple):
     """Seconds of a compressed request: the scoring, the target's prefill of what is kept, and to the first token."""
 
     score_s: float
@@ -96,7 +96,7 @@ class Roofline:
 
     @property
     def alone(self) -> bool:
-        """Whether one GPU does all, so that weights may wait in host memory."""
+        """True if one GPU does all the work, so that weights may be offloaded to host memory."""
         return self.gpus == self.target_gpus == 1
 
     def prefill_s(self, model: TimedModel, tokens: int) -> float:
@@ -114,9 +114,9 @@ class Roofline:
         return self._work_s(drafter, tokens, density) / self.gpus + LAUNCH_S * launches + exchanged
 
     def step_s(self, model: TimedModel, context: int, kv: str = "f16") -> float:
-        """Of a token that is decoded after `context` others; a graph takes the host out of it."""
-        read = model.nbytes + kv_bytes(model.config, context, kv) + 2 * state_bytes(model.config)
-        return self._memory_s(read) + self._sums_s(model, 1)
+        """Return the seconds of one decoded token after `context` others; a CUDA graph leaves no host time in it."""
+        nbytes_read = model.nbytes + kv_bytes(model.config, context, kv) + 2 * state_bytes(model.config)
+        return self._memory_s(nbytes_read) + self._sums_s(model, 1)
 
     def full_s(self, target: TimedModel, tokens: int) -> float:
         """To the first token of a prompt that the target reads whole."""
@@ -130,15 +130,17 @@ class Roofline:
         keep_ratio: float,
         density: float | None = None,
         moved: int = 0,
-    ) -> Compressed:
+    ) -> CompressedTimes:
         """Of a request that is scored and of which the target reads `keep_ratio`. So many bytes `moved` of the target
         come back from the host while it reads."""
         score = self.score_s(drafter, tokens, density)
-        read = max(self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.gpu.pcie * EFFICIENCY["exchange"]))
-        return Compressed(score, read, score + read + TOKEN_S * tokens)
+        target_s = max(
+            self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.gpu.pcie * EFFICIENCY["exchange"])
+        )
+        return CompressedTimes(score, target_s, score + target_s + TOKEN_S * tokens)
 
     def _work_s(self, model: TimedModel, tokens: int, density: float | None = None) -> float:
-        """Of all layers, on one GPU."""
+        """Return the seconds of all layers on one GPU."""
         cost, int8 = prefill_cost(model.config, tokens), model.int8 if tokens >= ROUNDED_TOKENS else 0.0
         products = self._flops_s("product", cost.weights * (1 - int8) + cost.delta)
         products += self._flops_s("product int8", cost.weights * int8)
@@ -149,7 +151,7 @@ class Roofline:
         return max(products, self._memory_s(model.nbytes)) + attention + chosen + stream
 
     def _sums_s(self, model: TimedModel, tokens: int) -> float:
-        """Of the all-reduces of a pass, two a layer, which go round in a ring."""
+        """Return the seconds of the ring all-reduces of a pass, two per layer."""
         n = self.target_gpus
         received = 4 * tokens * model.config.hidden * 2 * (n - 1) / n
         return self._exchange_s(2 * model.config.layers, received) if n > 1 else 0.0
@@ -170,7 +172,7 @@ Density = Callable[[int], float | None]
 
 
 def predicted_times(
-    plan: Plan,
+    plan: ModelPlan,
     gpu: GPUSpec,
     density: Density,
     precision: AskedPrecision = Math.BF16,
@@ -186,7 +188,7 @@ def predicted_times(
         return []
     if max(gpus, plan.target.gpus) > 1 and not gpu.link:
         return []
-    (config, held), drafter = plan.sizes, plan.drafter
+    (config, weights), drafter = plan.sizes, plan.drafter
     if config.experts or (drafter is not None and drafter.config.experts):
         return []
     if gpus > 1 and drafter is not None and drafter.config.delta is not None:
@@ -195,10 +197,10 @@ def predicted_times(
     target = TimedModel(config, plan.target.streamed).multiplied_in(precision, gpu)
     made_in = Math.INT8 if target.int8 else Math.BF16
 
-    def way(tokens: int, compressed: bool) -> Way | None:
+    def way(tokens: int, compressed: bool) -> MemoryMode | None:
         scorer = drafter if compressed else None
         return best(
-            list(ways(config, held, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)), gpu.gib
+            list(ways(config, weights, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)), gpu.gib
         )
 
     def full(tokens: int) -> dict[str, float | None]:
@@ -215,7 +217,7 @@ def predicted_times(
         prompt, reader = tokens - ANSWER, TimedModel(drafter.config, drafter.weights)
         moved = 0
         if fits.by_turns:  # what waits in host memory while the drafter is at work comes back
-            together = need(config, held, drafter, prompt, fits.kv, plan.keep, precision=made_in).together
+            together = need(config, weights, drafter, prompt, fits.kv, plan.keep, precision=made_in).together
             moved = max(0, together - room(gpu.gib))
         times = roofline.compressed(
             target, reader.multiplied_in(drafter_precision, gpu), prompt, plan.keep, density(prompt), moved

@@ -1,4 +1,4 @@
-"""What the header of a model file tells of whether and how it runs."""
+"""Read from the header of a model file if and how it runs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Hindrance:
 
 
 def is_draft(file: GGUFFile) -> bool:
-    """Whether a file says that it guesses answers ahead, and so is no model by itself."""
+    """Return True if a file is a draft model for speculative decoding, which does not run by itself."""
     return values.text(file.metadata.get("general.architecture")) in DRAFT_ARCHITECTURES
 
 
 def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
-    """What of tensors and keys of a model stands in the way; the first of what stops it, and of formats all."""
+    """Yield what in tensors and keys keeps a model from running: every unknown format, and the first other problem."""
     unknown = Counter(info.type_name for info in file.tensors.values() if info.ggml_type not in FORMATS)
     for name, count in unknown.items():
         example = next(tensor for tensor, info in file.tensors.items() if info.type_name == name)
@@ -77,11 +77,11 @@ def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
 
 def _incomplete(file: GGUFFile, architecture: str) -> Iterator[Hindrance]:
     """Keys and tensors that are not there, and blocks that are left out."""
-    for key, what in (
+    for key, consequence in (
         ("context_length", "the longest prompt is unknown"), ("block_count", "this is no complete model")
     ):  # fmt: skip
         if values.whole(file.metadata.get(f"{architecture}.{key}")) is None:
-            yield Hindrance(f"key '{architecture}.{key}' is absent or no whole number, so {what}")
+            yield Hindrance(f"key '{architecture}.{key}' is absent or no whole number, so {consequence}")
             return
     blocks = values.whole(file.metadata.get(f"{architecture}.block_count")) or 0
     extra = values.whole(file.metadata.get(f"{architecture}.nextn_predict_layers")) or 0
@@ -89,8 +89,8 @@ def _incomplete(file: GGUFFile, architecture: str) -> Iterator[Hindrance]:
         line = f"{extra} multi-token-prediction block(s) from blk.{blocks - extra} on will be skipped"
         yield Hindrance(line, stops=False)
     if missing := missing_tensors(architecture, file):
-        shown = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        yield Hindrance(f"{len(missing)} expected tensors are missing: {shown}")
+        examples = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        yield Hindrance(f"{len(missing)} expected tensors are missing: {examples}")
         return
     config = read_config(file)
     store = HeaderStore(file, config)
@@ -114,7 +114,7 @@ def of_vocabulary(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | 
 
 
 def without_path(error: Exception, file: GGUFFile) -> str:
-    """What an error says of a file, without its name."""
+    """Return the message of an error about a file, without the file's name."""
     return str(error).removeprefix(f"{file.path}: ")
 
 
@@ -134,7 +134,7 @@ class Subject:
     path: str
     nbytes: int  # nbytes, parameters: of all shards
     parameters: int
-    draft: bool  # whether it guesses answers ahead, and is no model by itself
+    draft: bool  # True for a draft model of speculative decoding, which does not run by itself
     hindrances: tuple[Hindrance, ...]
     vocabulary: Vocabulary | None  # if it has one that can be used
     config: ModelConfig | None  # if its metadata describe a model
@@ -149,22 +149,22 @@ class Subject:
 
     @property
     def alone(self) -> bool:
-        """Whether one GPU has all of it."""
+        """True if one GPU holds the whole model."""
         return self.gpus == 1
 
     @property
     def stopped(self) -> Hindrance | None:
         """The first thing that keeps it from running anywhere."""
-        return next((one for one in self.hindrances if one.stops), None)
+        return next((hindrance for hindrance in self.hindrances if hindrance.stops), None)
 
     @property
     def refused(self) -> Hindrance | None:
         """The first thing for which no command takes it."""
-        return next((one for one in self.hindrances if one.stops and not one.usable), None)
+        return next((hindrance for hindrance in self.hindrances if hindrance.stops and not hindrance.usable), None)
 
     @property
     def on_device(self) -> bool:
-        """Whether a GPU runs it, given enough memory."""
+        """True if a GPU with enough memory runs it."""
         config = self.config
         if self.weights is None or config is None or any(s.head_dim not in HEAD_DIMS for s in config.head_sizes):
             return False
@@ -181,8 +181,10 @@ class Subject:
 
     @cached_property
     def reader(self) -> Drafter | None:
-        """What of it is loaded where it scores for another; None where the device has no form of it. How deep it is
-        read may hang on the hash of the file, which takes a while to make once."""
+        """The part that is loaded to score for another model; None if the device has no form of it.
+
+        Its depth may depend on the file's hash, which takes a while to compute once.
+        """
         if self.config is None or self.weights is None:
             return None
         depth = self.depth(Path(self.path), self.config)
@@ -209,7 +211,7 @@ class Subject:
 
 
 def read_subject(file: GGUFFile, gpus: int = 1, depth: Depth = whole) -> Subject:
-    """What the header of an open file tells; what is wrong with it is among the hindrances. `gpus` share it; `depth`:
+    """Read the header of an open file; what is wrong with it is among the hindrances. `gpus` share it; `depth`:
     layers that are read of a file, by path and configuration, where it scores. ConfigError: so many cannot share it."""
     vocabulary, problem = None, None
     try:
@@ -250,8 +252,8 @@ def shape_subject(name: str, file_type: str, gpus: int = 1, depth: Depth = whole
     parameters = sum(tensor.size for tensor in shape.tensors())
     config, (weights, streamed, stacks) = _shared(shape.config, formats, gpus)
     path = f"{name}-{file_type}.synthetic"
-    held = weights, tuple(formats), streamed, name, stacks, gpus, formats, depth
-    return Subject(path, nbytes, parameters, False, (), None, config, *held)
+    sizes = weights, tuple(formats), streamed, name, stacks, gpus, formats, depth
+    return Subject(path, nbytes, parameters, False, (), None, config, *sizes)
 
 
 Sizes = tuple[int | None, int | None, Stacks]
@@ -265,12 +267,12 @@ def _shared(
         return config, _sizes(config, formats, gpus)
     part = shard_config(config, gpus)
     _check_blocks(part, formats, gpus)
-    found = _sizes(part, formats, gpus)
-    if found[0] is None and _sizes(config, formats, 1)[0] is not None:
+    sizes = _sizes(part, formats, gpus)
+    if sizes[0] is None and _sizes(config, formats, 1)[0] is not None:
         raise ConfigError(
             f"{gpus} GPUs cannot share its matrices: parts of one are too narrow for a GPU; ask for fewer"
         )
-    return part, found
+    return part, sizes
 
 
 def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int) -> None:
@@ -296,14 +298,14 @@ def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat], gpus:
 
 
 def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:
-    """What of the chat template stands in the way: it is compiled, and asked for a conversation of one word."""
+    """Yield what is wrong with the chat template, which is compiled and renders a conversation of one word."""
     try:
         template = chat_template(file)
         if template is not None:
             check_template(template)
             named = {} if vocabulary is None else {key: vocabulary.tokens[i] for key, i in vocabulary.ids.items()}
-            asked = ChatTemplate(template, named.get("bos", ""), named.get("eos", ""))
-            render_chat(asked, [{"role": "user", "content": "hi"}])
+            compiled = ChatTemplate(template, named.get("bos", ""), named.get("eos", ""))
+            render_chat(compiled, [{"role": "user", "content": "hi"}])
         elif not is_draft(file):
             yield Hindrance("no chat template: give one, or a prompt as plain text", stops=False)
     except GGUFError as error:

@@ -1,4 +1,4 @@
-"""What `inspect_file` found, a `Plan` and its predicted times as tables for people, 80 columns wide."""
+"""Render results of `inspect_file`, a plan and its predicted times as tables, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def render(info: dict[str, Any]) -> RenderableType:
         facts,
     ]
     if info["tensors_by_type"]:
-        parts += ["", _types(info), *(Text(str(Repacked(**each))) for each in info["repacked"])]
+        parts += ["", _types(info), *(Text(str(Repacked(**item))) for item in info["repacked"])]
     if info["device"] is not None:
         parts += ["", _kv(info["device"])]
     if info["cards"] is not None:
@@ -65,8 +65,8 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "as a drafter", info["family"]["as_drafter"]
     tokenizer = info["tokenizer"]
     if tokenizer is not None:
-        shown = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]
-        yield "tokenizer", " · ".join(shown)
+        facts = [f"{name} {value}" for name, value in tokenizer.items() if value is not None and name != "sha256"]
+        yield "tokenizer", " · ".join(facts)
     template = info["chat_template"]
     if template["present"]:
         yield "template", f"{template['chars']} characters, sha256 {template['sha256'][:12]}: {template['first_line']}"
@@ -98,9 +98,9 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rope scaling", _scaling(rope)
     else:
         yield "rope", f"none in layers that see everything; elsewhere {rope['pairing']}"
-    if (told := family["windows"]) is not None:
-        layers = f"{told['layers']} of {family['attention_layers']} layers"
-        yield "windows", f"{layers} see {told['tokens']:,} tokens back; rope base {told['rope_base']:g} there"
+    if (window := family["windows"]) is not None:
+        layers = f"{window['layers']} of {family['attention_layers']} layers"
+        yield "windows", f"{layers} see {window['tokens']:,} tokens back; rope base {window['rope_base']:g} there"
     if (others := family["global_heads"]) is not None:
         sizes = f"{family['kv_heads']} kv heads of {family['head_dim']} values where layers have a window"
         yield "heads", f"{sizes}, {others['kv_heads']} of {others['head_dim']} elsewhere"
@@ -108,10 +108,10 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _scaling(rope: dict[str, Any]) -> str:
     """How frequencies are changed, and what cosines and sines are multiplied by."""
-    told = str({None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"]))
-    told += f" {rope['factor']:g}" if "factor" in rope else ""
-    told += f" of {rope['original_context']} positions" if "original_context" in rope else ""
-    return told + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
+    kind = str({None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"]))
+    kind += f" {rope['factor']:g}" if "factor" in rope else ""
+    kind += f" of {rope['original_context']} positions" if "original_context" in rope else ""
+    return kind + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
 
 
 def _table(*left: str, right: Iterable[str] = ()) -> ColumnTable:
@@ -120,17 +120,17 @@ def _table(*left: str, right: Iterable[str] = ()) -> ColumnTable:
 
 
 def _types(info: dict[str, Any]) -> ColumnTable:
-    held = {row["source"]: row for row in info["device"]["formats"]} if info["device"] else {}
+    formats = {row["source"]: row for row in info["device"]["formats"]} if info["device"] else {}
     types = _table("type", right=("tensors", "size", "share", "CPU", "GPU", "on the GPU"))
     total = sum(row["bytes"] for row in info["tensors_by_type"])
     for row in info["tensors_by_type"]:
-        on = held.get(row["type"])
+        on = formats.get(row["type"])
         device = (on["kernels"], size_of(on["nbytes"])) if on else ("", "")
         decoded = "yes" if row["supported"] else "NO"
         types.add_row(
             row["type"], str(row["count"]), size_of(row["bytes"]), f"{row['bytes'] / total:.1%}", decoded, *device
         )
-    if held:
+    if formats:
         types.add_row("all", str(info["tensors"]), size_of(total), "", "", "", size_of(info["device"]["bytes"]))
     return types
 
@@ -162,11 +162,11 @@ def _gpus(gpus: dict[str, Any]) -> Iterator[RenderableType]:
         )
 
 
-def _pair(found: dict[str, int | None]) -> str:
-    if found["together"] == found["by_turns"]:
-        return _tokens(found["together"])
-    turns = f"{_tokens(found['by_turns'])} by turns"
-    return turns if found["together"] is None else f"{_tokens(found['together'])}, {turns}"
+def _pair(lengths: dict[str, int | None]) -> str:
+    if lengths["together"] == lengths["by_turns"]:
+        return _tokens(lengths["together"])
+    turns = f"{_tokens(lengths['by_turns'])} by turns"
+    return turns if lengths["together"] is None else f"{_tokens(lengths['together'])}, {turns}"
 
 
 def _tokens(count: int | None) -> str:
@@ -208,7 +208,7 @@ SHORT = 256  # tokens: shorter prompts are no question of time
 
 
 def render_plan(plan: dict[str, Any]) -> RenderableType:
-    """Tables of what `Plan.as_dict` tells, for a `rich` console."""
+    """Render the dictionary of `ModelPlan.as_dict` as tables for a `rich` console."""
     from rich.console import Group
     from rich.text import Text
 
@@ -221,8 +221,8 @@ def render_plan(plan: dict[str, Any]) -> RenderableType:
     if plan["memory"]:
         parts += ["", _memory(plan["memory"], _where(plan))]
     if plan["cards"]:
-        asked = [row for row in plan["cards"] if row["card"] == verdict["card"]]
-        parts += ["", _ways(plan), *(Text(line, style="dim") for line in _legend(plan, asked))]
+        chosen_rows = [row for row in plan["cards"] if row["card"] == verdict["card"]]
+        parts += ["", _ways(plan), *(Text(line, style="dim") for line in _legend(plan, chosen_rows))]
     return Group(*parts)
 
 
@@ -233,8 +233,8 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "weights", f"{size_of(plan['weights_bytes'])} on {_where(plan)}; a window of {plan['window']:,} tokens"
     if experts := plan["experts"]:
         yield "experts", experts["line"]
-        each, over = experts["tokens_a_turn"], experts["host_bytes"] / 1e9
-        yield "", f"each {each:,} tokens the target reads bring {over:.1f} GB over the bus"
+        cold_share, over = experts["tokens_a_turn"], experts["host_bytes"] / 1e9
+        yield "", f"each {cold_share:,} tokens the target reads bring {over:.1f} GB over the bus"
     if plan["as_drafter"]:
         yield "drafter", plan["as_drafter"]
     drafter = plan["drafter"]
@@ -242,8 +242,8 @@ def _models(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         return
     named = drafter["name"] if drafter["file"] else f"e.g. {drafter['name']} in BF16"
     crossed = CROSSED.get(drafter["vocabulary"], "no vocabulary")
-    read, of = drafter["layers_read"], drafter["layers"]
-    loaded = size_of(drafter["bytes"]) + (f", {read} of {of} layers" if read < of else "")
+    layers_read, of = drafter["layers_read"], drafter["layers"]
+    loaded = size_of(drafter["bytes"]) + (f", {layers_read} of {of} layers" if layers_read < of else "")
     yield "drafter", f"{named}, {loaded}; {crossed}"
     yield "", drafter["window"]
     if "pays_from_tokens" in drafter:
@@ -259,13 +259,13 @@ def _where(plan: dict[str, Any]) -> str:
 def _memory(rows: list[dict[str, Any]], where: str) -> ColumnTable:
     lengths = sorted({row["tokens"] for row in rows})
     table = _table(f"GiB on {where}", "KV", right=map(spoken, lengths))
-    found = {(row["kv"], name, row["tokens"]): row.get(name) for row in rows for name in (*WORDS, "scoring")}
+    nbytes_by_cell = {(row["kv"], name, row["tokens"]): row.get(name) for row in rows for name in (*WORDS, "scoring")}
     for kv in dict.fromkeys(row["kv"] for row in rows):
         for name, words in {**WORDS, "scoring": "as a drafter"}.items():
-            cells = [found[kv, name, length] for length in lengths]
+            cells = [nbytes_by_cell[kv, name, length] for length in lengths]
             if any(cell is not None for cell in cells):
-                shown = ["-" if cell is None else f"{cell / 2**30:.1f}" for cell in cells]
-                table.add_row(words, kv or "", *shown)
+                texts = ["-" if cell is None else f"{cell / 2**30:.1f}" for cell in cells]
+                table.add_row(words, kv or "", *texts)
     return table
 
 
@@ -282,11 +282,11 @@ def _how(way: dict[str, Any], usual: str) -> str:
     return " ".join(way["options"]) or usual
 
 
-def _legend(plan: dict[str, Any], asked: list[dict[str, Any]]) -> Iterator[str]:
-    kept = f"{plan['keep_ratio']:.0%} of the prompt is kept" if plan["drafter"] else "read in full"
-    yield f"lengths are with an answer of {plan['answer_tokens']} tokens; {kept};"
+def _legend(plan: dict[str, Any], chosen_rows: list[dict[str, Any]]) -> Iterator[str]:
+    reading = f"{plan['keep_ratio']:.0%} of the prompt is kept" if plan["drafter"] else "read in full"
+    yield f"lengths are with an answer of {plan['answer_tokens']} tokens; {reading};"
     yield f"{SYSTEM >> 30} GiB of {_where(plan)} is left to its driver"
-    if asked and any("--vram" in option for option in (asked[0]["way"] or {"options": ()})["options"]):
+    if chosen_rows and any("--vram" in option for option in (chosen_rows[0]["way"] or {"options": ()})["options"]):
         yield "--vram: idle weights wait in host memory"
 
 
@@ -300,15 +300,15 @@ COLUMNS = {
 
 
 def render_times(rows: list[dict[str, Any]], gpu: GPUSpec) -> ColumnTable:
-    """What `predicted_times` tells, for a `rich` console: every column says that it is predicted."""
+    """Render the rows of `predicted_times` for a `rich` console; every column says that it is predicted."""
     names = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
     table = _table(gpu.name, right=(f"predicted\n{title}" for title in names.values()))
     for row in rows:
-        table.add_row(spoken(row["tokens"]), *(shown(row[name]) for name in names))
+        table.add_row(spoken(row["tokens"]), *(seconds_text(row[name]) for name in names))
     return table
 
 
-def shown(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
     """Three digits; a dash for what the GPU has no room for."""
     if value is None:
         return "-"
@@ -322,16 +322,16 @@ def times_legend(
     gpus: int = 1,
     target_gpus: int = 1,
 ) -> tuple[str, ...]:
-    """What the times rest on.
+    """Return the lines that say what the times are based on.
 
     >>> times_legend(0.05, Math.INT8)[-1]
     'predicted with --precision int8 and --drafter-precision bf16'
     """
-    read = f"predicted for a drafter read by {gpus} and a target shared by {target_gpus} of these GPUs"
+    basis = f"predicted for a drafter read by {gpus} and a target shared by {target_gpus} of these GPUs"
     plain = precision == drafter_precision == Math.BF16
     return (
         f"predicted to within about {ERROR:.0%}, from peaks and bandwidths of its data sheet;",
         f"kept: the target reads {keep:.0%} of the prompt; in full: first token without a drafter",
         *(() if plain else (f"predicted with --precision {precision} and --drafter-precision {drafter_precision}",)),
-        *((read,) if max(gpus, target_gpus) > 1 else ()),
+        *((basis,) if max(gpus, target_gpus) > 1 else ()),
     )

@@ -18,7 +18,7 @@ from sp.errors import ModelError
 from sp.models.layer.cold_experts import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.planning.memory import cold_layers, held_weights, spread, stack_bytes, work_bytes
+from sp.planning.memory import cold_layers, held_weights, spaced_layers, stack_bytes, work_bytes
 from sp.session import load
 
 WALK = """
@@ -158,7 +158,7 @@ def test_as_few_layers_wait_as_the_budget_asks_for(shape) -> None:
         assert found.device + work <= room or number == config.layers
         if number:
             assert found.layers[-1] == config.layers - 1
-            fewer = spread(number - 1, config.layers)
+            fewer = spaced_layers(number - 1, config.layers)
             held = weights - sum(sum(stacks[i]) for i in fewer) + ring_bytes([stacks[i] for i in fewer])
             assert held + work > room
     assert cold_layers(config, weights, stacks, 1 << 40).layers == ()
@@ -167,7 +167,7 @@ def test_as_few_layers_wait_as_the_budget_asks_for(shape) -> None:
 def test_layers_lie_apart() -> None:
     for most in (1, 7, 40, 48):
         for number in range(1, most + 1):
-            found = np.array(spread(number, most))
+            found = np.array(spaced_layers(number, most))
             assert len(set(found.tolist())) == number
             assert found[-1] == most - 1
             gaps = np.diff(found, prepend=-1)
