@@ -22,7 +22,7 @@ def test_the_page_shows_the_table_of_scorers() -> None:
     section = (
         (ROOT / "docs" / "results" / "scorers.md")
         .read_text()
-        .split("# Can scorers be told apart?\n")[1]
+        .split("# Scorers compared\n")[1]
         .split("\n## ")[0]
     )
     assert "\n".join(lines()) in section, "run tests/leaderboard_table.py and put its table there"
