@@ -36,7 +36,7 @@ print(example.needles[0])
 # %% [markdown]
 # ## 1. Tokens and bytes
 #
-# A drafter may cut the same text otherwise than its target. They meet in bytes: every token knows the bytes it covers.
+# A drafter may tokenise the same text differently from its target. Scores are transferred by bytes: every token knows the bytes it covers.
 
 # %%
 prompt = example.prompt(pipeline.target.template)
@@ -49,7 +49,7 @@ for role, loaded in (("target", pipeline.target), ("drafter", pipeline.drafter))
 # %% [markdown]
 # ## 2. Score, select, read
 #
-# The drafter reads everything once; `tail` takes the attention of the last 8 tokens, pools it over 13 tokens, takes the
+# The drafter reads everything once; `tail` uses the attention of the last 8 tokens, pools it over 13 tokens, takes the
 # maximum over heads and layers and the mean over the 8. A token of the target inherits the best score among the drafter
 # tokens it shares a byte with. `top_chunks` keeps the best chunks of 32 until the budget is spent.
 
@@ -65,7 +65,7 @@ importance_figure(result)
 # %% [markdown]
 # ## 3. What the target read
 #
-# Gaps are replaced by their length. Kept tokens stand at their original positions, so every distance the target sees
+# Gaps are replaced by their length. Kept tokens have their original positions, so every distance the target sees
 # is the true one.
 
 # %%
@@ -83,7 +83,7 @@ for name, answer in (("compressed", result.answer), ("full", result.full)):
 # %% [markdown]
 # ## 5. What if the drafter had not read it?
 #
-# The same budget with controls. `lexical` looks for the question's words, of which the needle has none; `oracle` is told.
+# The same budget with controls. `lexical` looks for the question's words, of which the needle has none; `oracle` knows the needle.
 
 # %%
 for name in ("random", "head_tail", "lexical", "oracle"):

@@ -30,7 +30,7 @@ options = sp.RunOptions(0.1, "tail", selector=SELECTORS.build("sentence"), compr
 # %% [markdown]
 # ## Two texts with three facts
 #
-# The first text holds two facts, of which the first question asks for one. The other is what a compressor drops.
+# The first text holds two facts, and the first question asks for one of them. A compressor drops the other.
 
 # %%
 fact = TASKS.build("fact", {"form": 0, "facts": 1})  # one plain fact among prose
@@ -45,7 +45,7 @@ for text, example in asked:
 # %% [markdown]
 # ## Turn after turn
 #
-# `kept_from` says where the question begins in the last message: what stands before it may be left out.
+# `kept_from` says where the question begins in the last message: text before it may be left out.
 
 # %%
 def talk_through(recall):
@@ -83,7 +83,7 @@ for span in results[1].recalled:
 # %% [markdown]
 # ## What the target had of the transcript
 #
-# From left to right the transcript, turn below turn. Triangles below a row stand at the three facts, filled where the
+# The transcript runs from left to right, turn below turn. Triangles below a row mark the three facts, filled where the
 # target had read all of one; those above it point at what came back. `sp chat --picture talk.png` draws the same.
 
 # %%

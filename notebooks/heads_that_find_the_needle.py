@@ -61,7 +61,7 @@ figure
 #
 # Importance of one prompt head by head. Heads of the last two layers look at the needle, and nearly all heads at both ends of
 # the prompt. `tail` takes the maximum over all heads, so whatever one of them looks at competes with the needle;
-# `retrieval_heads` hears only those that were measured to retrieve.
+# `retrieval_heads` uses only those that were measured to retrieve.
 
 # %%
 pipeline = sp.load(device="cpu")
@@ -81,7 +81,7 @@ figure.colorbar(image, ax=axes, label="log10 importance")
 figure
 
 # %% [markdown]
-# ## Does it pay to listen only to them?
+# ## Does it pay to use only them?
 #
 # Share of the needle's tokens that 10 % of the prompt holds, over six prompts that share no run of three words with
 # their question besides the key. Six prompts show the mechanism, not a ranking: see the study for that.

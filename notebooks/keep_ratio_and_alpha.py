@@ -13,7 +13,7 @@
 #
 # Two knobs set what a compressed prompt costs and what it loses: how many tokens the target reads (the keep ratio, or a
 # threshold that finds it), and how much of its own attention the drafter computes (FlashPrefill's alpha). Both have to be
-# set anew for every pair. Scores do not depend on the keep ratio, so one scoring answers for all of them.
+# set again for every pair. Scores do not depend on the keep ratio, so one scoring answers for all of them.
 
 # %%
 # %matplotlib inline

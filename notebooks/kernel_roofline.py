@@ -36,7 +36,7 @@ BITS = {"Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.5625, "Q8_0": 8.5, "Q4_0": 4.5, "BF1
 #
 # A product of `m` tokens with an `n x k` weight: `2 m n k` operations; the packed weight, the activations and the result
 # are moved once. Causal attention: the recorded rate counts visible pairs only; queries, outputs, keys and values are
-# moved once. Reads of weights in decoding (`decode_matmul`) and copies show how much of the bandwidth can be had.
+# moved once. Reads of weights in decoding (`decode_matmul`) and copies show how much of the bandwidth is attainable.
 
 
 # %%

@@ -9,9 +9,9 @@
 # ---
 
 # %% [markdown]
-# # What real weights say
+# # Real weights
 #
-# Rows of `sp eval natural`: was the evidence of a question kept whole? SmolLM2-135M scores 203 natural questions on 29 real documents, and
+# These rows of `sp eval natural` say whether the evidence of a question was kept whole. SmolLM2-135M scores 203 natural questions on 29 real documents, and
 # planted facts to 120K tokens. The page is `docs/results/real.md`; these cells read the same rows.
 
 # %%
@@ -106,7 +106,7 @@ for name in ("needles-6k", "needles-28k", "needles-60k", "needles-120k"):
 #
 # Of planted facts at 6K tokens, by each head alone: the median share of chunks that rank above the evidence, where a chunk scores by the
 # weights that the question gives it (`experiments/real/ranks.py`). The rotated weights are the model's own attention; without rotation
-# queries and keys know nothing of distance. The line is where the default stops reading.
+# queries and keys do not depend on distance. The line is where the default stops reading.
 
 # %%
 from matplotlib.colors import LogNorm

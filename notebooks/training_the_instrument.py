@@ -9,13 +9,13 @@
 # ---
 
 # %% [markdown]
-# # Training the instrument
+# # Training the embedded pair
 #
-# A drafter that was *shown* where to look proves little about scorers that read where it looks. The instrument is a pair
+# A drafter that was *trained* where to look proves little about scorers that use its attention. The embedded pair was
 # trained with next-token loss alone, on stories whose answers need a fact, an association, the latest of several
-# versions. No head is told anything. Do heads that retrieve appear all the same, and when did the reading come?
+# versions. No head is supervised. Do heads that retrieve appear all the same, and when did the pair learn to read?
 #
-# Read here: the committed logs of the training (`experiments/instrument`, one H200 a part) and the embedded drafter.
+# These cells read the committed logs of the training (`experiments/instrument`, one H200 a part) and the embedded drafter.
 
 # %%
 # %matplotlib inline
@@ -60,7 +60,7 @@ figure_of(parts)
 Markdown(by_stage(parts))
 
 # %% [markdown]
-# Two things to read off the table. A log says nothing of why, but the same shape of stage appears again and again: where the
+# The table shows two things. A log does not say why, but the same shape of stage appears again and again: where the
 # rate is held (`0.002 to 0.002`), accuracy hardly moves; where it falls to a tenth, several points come within a minute. And
 # the third part, which begins from the second's annealed file, loses some of them at once:
 
@@ -103,9 +103,9 @@ figure
 # %% [markdown]
 # ## 3. Where its heads look
 #
-# A question that shares no word with its evidence, of the task `nolima`: what joins the two is told nowhere in the text, the drafter
-# knows it from its training. It answers, and we look at the last layer's heads while it does. Taken is the first example whose
-# evidence stands in the first half of its document.
+# A question that shares no word with its evidence, of the task `nolima`: the text never says what joins the two, the drafter
+# knows it from its training. It answers, and we look at the last layer's heads while it does. This is the first example whose
+# evidence is in the first half of its document.
 
 # %%
 drafter = load(embedded("drafter"), device="cpu", extrapolate=True)
@@ -157,7 +157,7 @@ figure
 # %% [markdown]
 # One prompt shows a mechanism and proves none.
 #
-# ## 4. Which heads retrieve, though none was told to
+# ## 4. Which heads retrieve, though none was supervised
 #
 # The retrieval score of every head (arXiv 2404.15574): the share of the answer's tokens for which the head's strongest key was that
 # very token, over the prompts that the drafter answers right. The drafter is its own reader here.

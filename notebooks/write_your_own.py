@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Write your own scorer and selector
 #
-# A scorer says how important each token is; a selector says which tokens to keep. Both are frozen dataclasses with one
+# A scorer gives each token an importance; a selector decides which tokens to keep. Both are frozen dataclasses with one
 # pure method. Registered under a name, they work in Python, in a sweep and in `sp run`.
 
 # %%
@@ -72,10 +72,10 @@ class Peaks(Selector):
 
 
 # %% [markdown]
-# ## Does it hold to the rules?
+# ## Does it follow the rules?
 #
 # Every selector keeps what is protected, stays within the budget, and keeps everything at ratio 1. The library's own
-# selectors are held to this for random scores by hypothesis, in `tests/selection/test_matrix.py`.
+# selectors are tested for this with random scores by hypothesis, in `tests/selection/test_matrix.py`.
 
 # %%
 from sp.selection import SelectionRequest
@@ -92,7 +92,7 @@ print("within the budget, protected kept, everything at ratio 1")
 # %% [markdown]
 # ## Is it any good?
 #
-# Never judge a strategy without the full prefill and the controls beside it. Eight prompts give wide intervals; a sweep
+# Never judge a strategy without the full prefill and the controls. Eight prompts give wide intervals; a sweep
 # gives narrow ones: put `scorer: [rare_words, tail, ...]` into the grid of a sweep file once your module is imported.
 
 # %%

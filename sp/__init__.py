@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from sp.session import Pipeline as Pipeline
     from sp.session import RunOptions as RunOptions
 
-__version__ = "0.1.0"
+__version__ = "0.6.0"
 
 HOMES = {
     "AttentionInputs": "sp.scoring.attention.key_values",

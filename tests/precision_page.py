@@ -162,7 +162,7 @@ def rates() -> list[str]:
             f"{found[way] / found['bf16']:.2f}",
         ]
         for (path, tokens), found in sorted(prefills(GPU).items(), key=by_path)
-        for way, weights in (("int8", "anew"), (prequantized_label("int8"), "kept"))
+        for way, weights in (("int8", "per product"), (prequantized_label("int8"), "prequantized"))
         if way in found and "bf16" in found
     ]
     return table(["tokens", "kernels", "weights", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)

@@ -8,15 +8,20 @@ from pathlib import Path
 MARKED = re.compile(r"<!-- ([\w -]+): made by .*?<!-- end of \1 -->", re.S)
 FENCED = re.compile(r"^[ ]*(`{3,})[^\n]*\n.*?^[ ]*\1$", re.M | re.S)
 ITEM = re.compile(r"\n(?=\s*(?:[-*]|\d+\.) )")
+QUOTED = re.compile(r"^What was trained for what\b.*?(?:\n\s*\n|\Z)", re.M | re.S)
+"""What a drafter's file says of its training, word for word: it stands below every ranking of scorers."""
 SHORT = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|No|Fig|approx)\.", re.I)
 
 
-def prose(text: str) -> str:
-    """Return the text without code blocks, tables, headings, pictures and generated parts; links as their words."""
-    text = MARKED.sub("\n\n", text)
+def prose(text: str, tables: bool = False) -> str:
+    """Return the text without code blocks, headings, pictures and generated parts; links as their words. Tables are
+    left out unless `tables`."""
+    text = QUOTED.sub("\n\n", MARKED.sub("\n\n", text))
     text = re.sub(r"<!--.*?-->", "\n\n", FENCED.sub("\n\n", text), flags=re.S)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
-    text = re.sub(r"^(?:#+ .*|\s*\|.*|\s*[-=]{3,}\s*|<.*>\s*)$", "\n", text, flags=re.M)
+    if not tables:
+        text = re.sub(r"^\s*\|.*$", "\n", text, flags=re.M)
+    text = re.sub(r"^(?:#+ .*|\s*[-=]{3,}\s*|<.*>\s*)$", "\n", text, flags=re.M)
     # A piece of code is one word; links may have code as their words, so code goes first.
     text = re.sub(r"`+[^`]+`+", "code", text)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)

@@ -82,7 +82,7 @@ HEADS = (
     "tokens read", "recalled", "peak (GiB)",
 )  # fmt: skip
 HOST = (*TURN_STAGES["tokenise"], *TURN_STAGES["select"], *TURN_STAGES["recall"])
-POLICIES = {"conversation": "conversation", "cold": "nothing, compressed anew", "prefix": "all, read in full"}
+POLICIES = {"conversation": "conversation", "cold": "nothing, compressed again", "prefix": "all, read in full"}
 
 
 def turn_rows(records: Iterable[Record]) -> str:
