@@ -224,8 +224,8 @@ def test_fused_qkv_is_not_missing(tmp_path: Path) -> None:
         ({**KEYS, "tokenizer.ggml.pre": "kimi-k2"}, (), "no usable tokenizer: pre-tokenizer 'kimi-k2'"),
         (without(KEYS, "tokenizer.ggml.eos_token_id"), (), "no end-of-sequence token id"),
         ({**KEYS, "general.architecture": "gemma5"}, (), "architecture 'gemma5' is not supported; sp runs "),
-        ({**KEYS, "qwen3.logit_scale": 0.5}, (), "key qwen3.logit_scale is 0.5, which sp does not compute"),
-        ({**KEYS, "general.architecture": "dflash"}, (), "give it with --speculator"),
+        ({**KEYS, "qwen3.logit_scale": 0.5}, (), "key qwen3.logit_scale is 0.5, which sp does not support"),
+        ({**KEYS, "general.architecture": "dflash"}, (), "pass it with --speculator"),
         (without(KEYS, "general.architecture"), (), "architecture None is not supported"),
     ],
 )
@@ -239,7 +239,7 @@ def test_warnings(tmp_path: Path, keys: dict[str, Any], dropped: tuple[str, ...]
 def test_a_drafter_needs_no_tokenizer(tmp_path: Path) -> None:
     keys = {"general.architecture": "dflash", "dflash.block_count": 3}
     [warning] = inspect_file(write(tmp_path / "m.gguf", keys, {"fc.weight": (HIDDEN, 2 * HIDDEN)}))["warnings"]
-    assert "give it with --speculator" in warning
+    assert "pass it with --speculator" in warning
 
 
 def test_vocabulary_of_another_size(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_arrays_are_no_scalars(tmp_path: Path) -> None:
     assert note_of_file(path) == ""
     assert load(path, device="cpu").model.config.layers == 4
     path = hostile(tmp_path / "m.gguf", "tiny-qwen3", qwen3__embedding_length=BOOLS)
-    with pytest.raises(ModelError, match=r"embedding_length is \[True, False, True\]; a whole number is needed"):
+    with pytest.raises(ModelError, match=r"embedding_length is \[True, False, True\]; it must be a whole number"):
         load(path, device="cpu")
 
 
@@ -139,7 +139,7 @@ def test_a_value_costs_no_more_than_its_bytes(tmp_path: Path) -> None:
     path, start = tmp_path / "m.gguf", time.process_time()
     for changes, told in (
         ({"tokenizer.ggml.token_type": (raw.ARRAY, texts)}, "token_type' is not 450 integers"),
-        (many, "sp does not compute"),
+        (many, "sp does not support"),
     ):
         hostile(path, "tiny-qwen2", **changes)
         tracemalloc.start()
@@ -156,12 +156,12 @@ def test_a_value_costs_no_more_than_its_bytes(tmp_path: Path) -> None:
     [
         ("rope_theta", "9" * 4000, "key rope_theta is a whole number of some 4000 digits; it must be finite"),
         ("hidden_size", "-" + "9" * 400, "key hidden_size is a whole number of some 400 digits; it must lie in"),
-        ("hidden_size", "9" * 5000, "is no JSON"),
+        ("hidden_size", "9" * 5000, "is not JSON"),
         ("rms_norm_eps", "NaN", "key rms_norm_eps is nan; it must be finite"),
-        ("logit_scale", "1e300", "key logit_scale is 1e\\+300; a factor of at most"),
-        ("hidden_act", "[" * 900 + "]" * 900, r"key hidden_act is \[\[\[\[...\]\]\]\], which sp does not compute"),
+        ("logit_scale", "1e300", "key logit_scale is 1e\\+300; it must be at most"),
+        ("hidden_act", "[" * 900 + "]" * 900, r"key hidden_act is \[\[\[\[...\]\]\]\], which sp does not support"),
         ("rope_scaling", '"yarn"', "key rope_scaling is 'yarn'; an object is needed"),
-        ("sliding_window", '"\\ud800\\u001b[2J"', r"is '\\ud800\\x1b\[2J'; a whole number is needed"),
+        ("sliding_window", '"\\ud800\\u001b[2J"', r"is '\\ud800\\x1b\[2J'; it must be a whole number"),
         ("n", f'"{"y" * (1 << 20)}"', "describes no DFlash draft"),
     ],
 )

@@ -203,12 +203,12 @@ BAD = [
     ("dflash", {"rope__dimension_count": 64}, "it must be even and at most 32"),
     ("safetensors", {"partial_rotary_factor": 0.01}, "partial_rotary_factor is 0.01, 0 values of a head"),
     ("dflash", {"logit_scale": -1.0}, "dflash.logit_scale is -1.0; it must be finite and greater than 0"),
-    ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, which sp does not compute"),
-    ("safetensors", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, which sp does not compute"),
-    ("dflash", {"attention__value_scale": 0.707}, "attention.value_scale is 0.707, which sp does not compute; take"),
+    ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, which sp does not support"),
+    ("safetensors", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, which sp does not support"),
+    ("dflash", {"attention__value_scale": 0.707}, "attention.value_scale is 0.707, which sp does not support; use"),
     ("safetensors", {"attention_value_scale": 0.707}, "attention_value_scale is 0.707, which sp does not"),
-    ("safetensors", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which sp does not compute"),
-    ("dflash", {"attention__sinks": True}, "attention.sinks is True, which sp does not compute"),
+    ("safetensors", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which sp does not support"),
+    ("dflash", {"attention__sinks": True}, "attention.sinks is True, which sp does not support"),
     (
         "dflash",
         {"conv_kernel_size": 2},
@@ -218,8 +218,8 @@ BAD = [
     ("dflash", {"extra": ("blk.0.attn_conv_base",)}, r"is a DFlash2 draft \(tensor blk.0.attn_conv_base\)"),
     ("dflash", {"extra": ("selector_hidden.weight",)}, r"is a DFlash2 draft \(tensor selector_hidden.weight\)"),
     ("dflash", {"extra": ("markov_w1.weight",)}, r"is a DSpark draft \(tensor markov_w1.weight\)"),
-    ("dflash", {"extra": ("d2t",)}, r"is a DSpark draft \(tensor d2t\), .* use such a draft of this target, or leave"),
-    ("dflash", {"extra": ("blk.0.conv.weight",)}, "1 tensors have no place in dflash, the first is blk.0.conv.weight"),
+    ("dflash", {"extra": ("d2t",)}, r"is a DSpark draft \(tensor d2t\), .* use such a draft of this target, or omit"),
+    ("dflash", {"extra": ("blk.0.conv.weight",)}, "1 tensors are not part of dflash, the first is blk.0.conv.weight"),
     ("dflash", {"embedding_length": 41}, "dflash.embedding_length is 41, but the target's hidden size is 40"),
     ("safetensors", {"hidden_size": 41}, "hidden_size is 41, but the target's hidden size is 40"),
     ("safetensors", {"vocab_size": 99}, "vocab_size is 99, but the target's embedding has 53 rows"),
@@ -228,17 +228,17 @@ BAD = [
         {"dflash_config": {"mask_token_id": 53, "target_layer_ids": [1, 4]}},
         "mask_token_id is 53, outside",
     ),
-    ("dflash-draft", {"dflash__target_layer_ids": [1, 6]}, "no 2 layers of a target that has 6"),
-    ("dflash", {"target_layers": np.array([2, 41], np.int32)}, r"target_layers is \[2, 41\], no 2 layers"),
-    ("dflash", {"target_layers": [0, 3]}, "no 2 layers"),
-    ("dflash", {"target_layers": [2, 2]}, "no 2 layers"),
+    ("dflash-draft", {"dflash__target_layer_ids": [1, 6]}, "not 2 layers of a target with 6"),
+    ("dflash", {"target_layers": np.array([2, 41], np.int32)}, r"target_layers is \[2, 41\], not 2 layers"),
+    ("dflash", {"target_layers": [0, 3]}, "not 2 layers"),
+    ("dflash", {"target_layers": [2, 2]}, "not 2 layers"),
     ("dflash", {"rope__freq_base": None}, "dflash.rope.freq_base is missing"),
     ("dflash", {"block_size": 1}, "dflash.block_size is 1; it must lie in 2"),
     ("qwen35-dflash-draft", {"dflash__mask_token_id": None}, "mask_token_id is missing"),
     ("dflash", {"attention__sliding_window_pattern": [True]}, "one flag for each of 5 layers"),
-    ("safetensors", {"layer_types": ["chunked"] * 5}, "full and with sliding attention"),
+    ("safetensors", {"layer_types": ["chunked"] * 5}, "sp supports full_attention and sliding_attention"),
     ("safetensors", {"rope_scaling": {"rope_type": "yarn"}}, "key rope_scaling.factor is missing"),
-    ("safetensors", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "key rope_type is 'llama3'; sp reads"),
+    ("safetensors", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "key rope_type is 'llama3'; sp supports"),
     ("safetensors", {"rope_scaling": {"rope_type": "yarn", "mscale": 0.7}}, "key rope_scaling.mscale is 0.7; sp"),
     ("dflash", {"rope__scaling__type": np.array([1, 1], np.int32)}, r"key dflash.rope.scaling.type is \[1, 1\]"),
 ]
@@ -274,7 +274,7 @@ def test_missing_tensors_are_named_as_the_file_would(target, tmp_path, kind, nam
 
 def test_draft_and_target_are_on_one_device(target, tmp_path) -> None:
     draft = load_draft(write_draft(tmp_path, "dflash", target.config, TAKEN), target)
-    with pytest.raises(ConfigError, match="the target is on cpu and its draft on cuda; load both on one"):
+    with pytest.raises(ConfigError, match="the target is on cpu and its draft on cuda; load both on the same device"):
         DraftSession.begin(replace(draft, device="cuda"), target, 10)
 
 
@@ -296,7 +296,7 @@ def test_other_files_are_refused(target, tmp_path) -> None:
     path.mkdir()
     with pytest.raises(ModelError, match=path.name):
         load_draft(path, target)
-    for text, message in (("[1]", "describes no DFlash draft"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON")):
+    for text, message in (("[1]", "describes no DFlash draft"), ("{", "is not JSON"), ("[" * 100_000, "is not JSON")):
         path.with_name("config.json").write_text(text)
         with pytest.raises(ModelError, match=message):
             load_draft(path, target)

@@ -117,7 +117,7 @@ def test_two_scalings_at_once_are_refused(tmp_path) -> None:
     [
         ("qwen2", "blk.1.attn_k.bias", "blk.1.attn_k.bias is missing"),
         ("llama", "blk.1.attn_v.bias", "blk.1.attn_v.bias is missing"),
-        ("llama", "blk.1.attn_q.bias", "no place in llama, the first is blk.1.attn_k.bias"),
+        ("llama", "blk.1.attn_q.bias", "not part of llama, the first is blk.1.attn_k.bias"),
     ],
 )
 def test_half_a_set_of_biases_is_no_model(name, dropped, words, tmp_path) -> None:

@@ -170,7 +170,7 @@ def test_a_pattern_of_another_length_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gemma-2-9b", "gemma-3-27b", "gemma-4-31b", "muse-glimmer-30b"])
 def test_norms_behind_are_not_shared(name: str) -> None:
-    with pytest.raises(ConfigError, match="norms behind their halves"):
+    with pytest.raises(ConfigError, match="share layers with post-norms"):
         shard_config(find_shape(name).config, 2)
     shard_config(find_shape(name).config, 1)
 

@@ -170,7 +170,7 @@ def test_what_is_missing_is_named_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = rewritten(SMALL, tmp_path / "m.gguf", {}, **{f"gemma4.{key}": value})
-    with pytest.raises(ModelError, match=f"key gemma4.{key} tells of .*{what}.*take a dense model") as error:
+    with pytest.raises(ModelError, match=f"key gemma4.{key} marks .*{what}.*use a dense model") as error:
         load_model(path)
     assert "\n" not in str(error.value)
     assert call("inspect", path, monkeypatch=monkeypatch) == 2
@@ -181,7 +181,7 @@ def test_what_is_missing_is_named_in_a_line(
     ("change", "match"),
     [
         ({"gemma4.attention.key_length_swa": None, "gemma4.attention.value_length_swa": 16}, "value_length_swa"),
-        ({"gemma4.attention.head_count_kv": [2, 2, 1, 2, 1, 2, 1]}, "head_count_kv is .* over the attention layers"),
+        ({"gemma4.attention.head_count_kv": [2, 2, 1, 2, 1, 2, 1]}, "head_count_kv is .* in the attention layers"),
         ({"gemma4.attention.head_count": [4, 4, 2, 4, 4, 4, 2]}, "head_count is 4 with a window and 2 without"),
         ({"gemma4.rope.dimension_count_swa": 17}, "dimension_count_swa is 17; it must be even"),
         ({"gemma4.attention.sliding_window": None}, "sliding_window"),

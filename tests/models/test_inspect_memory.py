@@ -221,7 +221,7 @@ def test_a_large_model_at_a_glance(tmp_path: Path) -> None:
         "global_heads": None,
         "context": 262144,
         "rope": None,
-        "as_drafter": "window 262,144 tokens; longer prompts are extrapolated, for it has recurrent layers",
+        "as_drafter": "window 262,144 tokens; longer prompts are extrapolated, because it has recurrent layers",
     }
     rope = {"base": 1e7, "dim": 64, "pairing": "halves", "scaling": None, "magnitude": 1.0}
     assert info["family"]["rope"] == rope

@@ -195,7 +195,7 @@ def test_a_given_drafter_is_reckoned_with_and_its_vocabulary_compared(
     assert (plan.drafter.name, plan.drafter.config.layers) == (kin.name, 16)
     assert plan.drafter.weights < proposed.drafter.weights  # type: ignore[union-attr]
     assert f"--drafter {kin} " in (plan.command or "")
-    with pytest.raises(ModelError, match="a DFlash draft, no model by itself"):
+    with pytest.raises(ModelError, match="a DFlash draft, not a model by itself"):
         plan_file(hollow("llama-3.1-8b", "bf16"), embedded("draft"))
 
 

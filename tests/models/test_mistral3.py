@@ -71,7 +71,7 @@ def test_senseless_values_are_named(tmp_path: Path, key: str, value: float, said
 
 def test_files_of_another_making_are_not_read_as_if_queries_stayed(tmp_path: Path) -> None:
     keys = {"mistral3.attention.temperature_scale": None, "mistral3.rope.scaling_beta": 0.1}
-    with pytest.raises(ModelError, match="the file is of Ollama's own making; take one that"):
+    with pytest.raises(ModelError, match="in files that Ollama converted; use a file that"):
         load_model(rewritten(FIXTURE, tmp_path / "m.gguf", {}, **keys))
 
 

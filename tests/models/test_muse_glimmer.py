@@ -101,12 +101,12 @@ def test_gates_are_multiplied_by_apart() -> None:
 def test_scaling_of_rope_is_refused_as_nothing_would_be_scaled(tmp_path: Path) -> None:
     config = load_model(FIXTURE).config
     assert needed_scaling(config, 2 * config.context) is None
-    assert describe_window(config).endswith("extrapolated, for layers that see everything have no RoPE")
-    with pytest.raises(ConfigError, match="of muse-glimmer, whose layers that see everything have none"):
+    assert describe_window(config).endswith("extrapolated, because its layers with full attention have no RoPE")
+    with pytest.raises(ConfigError, match="to muse-glimmer, whose layers with full attention have no RoPE"):
         RopeScaling("yarn", 4.0).applied(config)
     keys = {"muse-glimmer.rope.scaling.type": "linear", "muse-glimmer.rope.scaling.factor": 2.0}
     path = rewritten(FIXTURE, tmp_path / "scaled.gguf", {}, **keys)
-    with pytest.raises(ModelError, match=r"rope\.scaling\.type asks for a scaling, and only layers with a window"):
+    with pytest.raises(ModelError, match=r"rope\.scaling\.type sets a scaling, which sp does not support here"):
         load_model(path)
 
 

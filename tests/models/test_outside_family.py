@@ -105,7 +105,7 @@ def test_missing_and_unknown_tensors_are_named(tmp_path) -> None:
     warnings = inspect_file(path)["warnings"]
     assert warnings[0] == "1 expected tensors are missing: blk.1.attn_k.bias"
     tensors = tern_tensors() | {"blk.1.attn_q_norm.weight": np.ones(64, np.float32)}
-    with pytest.raises(ModelError, match=r"no place in tern, the first is blk\.1\.attn_q_norm\.weight"):
+    with pytest.raises(ModelError, match=r"not part of tern, the first is blk\.1\.attn_q_norm\.weight"):
         load_model(write_tern(tmp_path / "m.gguf", tensors))
 
 
@@ -196,7 +196,7 @@ def test_another_feed_forward_needs_no_other_block(tmp_path, prompt, expected) -
             tensors[f"blk.{i}.ffn_{part}_b.weight"] = tensors[f"blk.{i}.ffn_{part}.weight"]
     tern = ARCHITECTURES["tern"]
     path = write_tern(tmp_path / "m.gguf", tensors)
-    with pytest.raises(ModelError, match="9 tensors have no place"):
+    with pytest.raises(ModelError, match="9 tensors are not part of"):
         load_model(path)
     register_architecture(replace(tern, name="tern-shared", layer=replace(tern.layer, ffn=Shared.build)))
     model = load_model(renamed(path, tmp_path / "shared.gguf"))

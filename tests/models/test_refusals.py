@@ -67,7 +67,7 @@ def test_a_key_nobody_computes_is_refused(tmp_path: Path, arch: str, key: str) -
         load_model(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: key {arch}.{key} is ")
-    assert message.endswith("take a dense model" if key == "expert_count" else "take a model without it")
+    assert message.endswith("use a dense model" if key == "expert_count" else "use a model without it")
     assert "\n" not in message
 
 
@@ -132,29 +132,29 @@ def refused_files(folder: Path) -> dict[str, tuple[Path, str, str]]:
         (folder / name).mkdir()
         return write_draft(folder / name, "dflash", config, (1, 4), **changes)
 
-    take = "take a model of one of them"
+    take = "use a model of one of them"
     return {
         "mtp": (
             rewritten(tiny, folder / "mtp-tiny.gguf", {**weights, **prediction_block("qwen35", 6)}, **block),
             "holds multi-token prediction alone (blk.6.nextn)",
-            "give the whole model",
+            "use the whole model",
         ),
         "glm4moe": (named("moe.gguf", "glm4moe"), "architecture 'glm4moe' (a mixture of experts)", take),
         "deepseek2": (named("deep.gguf", "deepseek2"), "architecture 'deepseek2' (a mixture of experts)", take),
         "granite": (named("granite.gguf", "granite"), "architecture 'granite' is not supported; sp runs ", take),
         "phi3": (named("phi.gguf", "phi3"), "architecture 'phi3' is not supported", take),
-        "clip": (named("mmproj.gguf", "clip"), "'clip' (an encoder of pictures or sound, no language model)", take),
+        "clip": (named("mmproj.gguf", "clip"), "'clip' (an encoder of pictures or sound, not a language model)", take),
         "experts": (
             write_tiny(folder / "mixtral.gguf", "qwen3", expert_count=8),
             "qwen3.expert_count is 8, a mixture of experts",
-            "take a dense model",
+            "use a dense model",
         ),
         "softcap": (
             write_tiny(folder / "capped.gguf", "qwen3", final_logit_softcapping=30.0),
             "qwen3.final_logit_softcapping is 30",
-            "take a model without it",
+            "use a model without it",
         ),
-        "dflash": (draft("first"), "a DFlash draft, no model by itself", "give it with --speculator"),
+        "dflash": (draft("first"), "a DFlash draft, not a model by itself", "pass it with --speculator"),
     }
 
 
@@ -170,9 +170,9 @@ def later_drafts(folder: Path) -> dict[str, tuple[Path, str, str]]:
 
     return {
         "mtp": files["mtp"],
-        "dflash2": (draft("two", extra=("blk.0.ffn_conv_base",)), "is a DFlash2 draft", "or leave --speculator and"),
-        "dspark": (draft("spark", extra=("markov_w2.weight",)), "is a DSpark draft", "or leave --speculator and"),
-        "model": (folder / "tiny.gguf", "'qwen35' is no DFlash draft of a kind", "use the draft that was made for"),
+        "dflash2": (draft("two", extra=("blk.0.ffn_conv_base",)), "is a DFlash2 draft", "or omit --speculator and"),
+        "dspark": (draft("spark", extra=("markov_w2.weight",)), "is a DSpark draft", "or omit --speculator and"),
+        "model": (folder / "tiny.gguf", "'qwen35' is no DFlash draft that sp reads", "use the draft that was made for"),
     }
 
 
@@ -200,7 +200,7 @@ def test_what_a_family_lacks_is_named(arch: str, missing: str, tmp_path: Path) -
         load_model(path)
     said = str(caught.value)
     assert missing in said
-    assert "which sp does not compute) is not supported; sp runs" in said
+    assert "which sp does not support) is not supported; sp runs" in said
     assert "\n" not in said
 
 

@@ -152,7 +152,7 @@ def test_keys_by_llama_cpps_rules(told, want, context) -> None:
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"scaling.type": "longrope"}, "rope.scaling.type is 'longrope'; sp reads none, linear and yarn"),
+        ({"scaling.type": "longrope"}, "rope.scaling.type is 'longrope'; sp supports none, linear and yarn"),
         ({"scaling.type": "dynamic", "scaling.factor": 2.0}, "rope.scaling.type is 'dynamic'"),
         ({"scaling.type": 2}, "rope.scaling.type is 2"),
         ({"scaling.type": ["yarn"]}, "rope.scaling.type is"),
@@ -160,8 +160,8 @@ def test_keys_by_llama_cpps_rules(told, want, context) -> None:
         ({"scaling.factor": 0.5}, "rope.scaling.factor is 0.5; it must lie in 1..4096"),
         ({"scaling.factor": 1e9}, "rope.scaling.factor is"),
         ({"scaling.factor": float("nan")}, "rope.scaling.factor is nan"),
-        ({"scaling.factor": np.ones(3, np.float32)}, r"rope.scaling.factor is \[1.0, 1.0, 1.0\]; a number is needed"),
-        ({"scale_linear": "2"}, "rope.scale_linear is '2'; a number is needed"),
+        ({"scaling.factor": np.ones(3, np.float32)}, r"rope.scaling.factor is \[1.0, 1.0, 1.0\]; it must be a number"),
+        ({"scale_linear": "2"}, "rope.scale_linear is '2'; it must be a number"),
         ({"scaling.attn_factor": 0.0}, "rope.scaling.attn_factor is"),
         ({"scaling.attn_factor": 1e30}, "rope.scaling.attn_factor is 1e\\+30"),
         ({"scaling.type": "yarn", "scaling.factor": 2.0, "scaling.original_context_length": 0}, "original_context_len"),

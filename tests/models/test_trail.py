@@ -185,12 +185,12 @@ def test_what_is_taken_piece_by_piece_makes_the_same_trail_elsewhere(model: Mode
         firsts.append(piece.first)
         assert set(piece.older) <= set(snapshots)
         snapshots = {at: snapshots[at] for at in piece.older} | dict(piece.fresh)
-        for layer, both in piece.held.pages.items():
+        for layer, both in piece.contents.pages.items():
             known = pages.get(layer, [each[:0] for each in both])
             pages[layer] = [np.concatenate([old[: piece.first], new]) for old, new in zip(known, both, strict=True)]
     assert firsts == [0, 150 // 128, (150 if trail.recurrent else 300) // 128, 400 // 128]
     both = {layer: (keys, values) for layer, (keys, values) in pages.items()}
-    made.put(replace(piece.held, pages=both), snapshots)
+    made.put(replace(piece.contents, pages=both), snapshots)
     assert made.places == trail.places
     again = made.changes()
     assert (again.first, len(again.fresh)) == (450 // 128, 0)

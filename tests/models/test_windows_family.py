@@ -105,7 +105,7 @@ def test_a_drafter_of_it_shows_its_queries(model, prompt) -> None:
 def test_what_cannot_be_done_is_named(model, path) -> None:
     assert not pays(model.config, 100)
     assert replay_refusal(model) == "layer 0: its weights are not packed, as on the CPU"
-    with pytest.raises(ConfigError, match="cannot share layers with norms behind"):
+    with pytest.raises(ConfigError, match="cannot share layers with post-norms"):
         load_shards(path, HostGroup(2))
 
 

@@ -80,7 +80,7 @@ def same(found):
 
 def taken():
     for trail in trails:
-        held = trail.changes(full=True).held
+        held = trail.changes(full=True).contents
         yield [part for both in [*held.pages.values(), *held.states.values()] for part in both]
 
 
@@ -88,7 +88,7 @@ out["taken"] = same(taken())
 other = Conversation(pair, options)
 for trail, mine in zip(trails, other._memory.caches):
     again = trail.changes(full=True)
-    mine.put(again.held, again.fresh)
+    mine.put(again.contents, again.fresh)
     mine._with_room(mine.tokens)
 out["put"] = same(map(pages, other._memory.caches))
 other.clear()

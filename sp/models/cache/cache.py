@@ -190,6 +190,7 @@ class Cache:
         attention = config.attention_layers
         if not attention or (layers is not None and layers < 1):
             raise ConfigError(f"layers is {layers}; pass at least 1, for a model with attention layers")
+        # Every head size must suit the format; the type itself is the same for all.
         self.kv, *_ = [checked_kv(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
         self._bases = key_bases(config, bases or {}, device) if self.kv.k is K5 else {}
         self._page_format = {"fmt": self.kv.k, "value_fmt": self.kv.v, "rotated": self._rotated}
@@ -203,6 +204,7 @@ class Cache:
         with device_errors():
             for sizes, layers_of_size in config.head_groups:
                 pages = sum(self._rings.get(layer, 0) for layer in layers_of_size)
+                # Without rings a pool holds `layers` full layers at a time, at most all of its size.
                 pages = pages or min(layers or len(layers_of_size), len(layers_of_size)) * blocks
                 shape = pages, PAGE_TOKENS, sizes.kv_heads
                 # On the CPU the system commits a page's memory only when it is first written.
@@ -244,6 +246,7 @@ class Cache:
         if state.released:
             raise PromptError(f"layer {layer} of this cache was released; call reset() before reading more tokens")
         self._grow(layer, state.tokens + tokens)
+        # Within `together` the device counts of all layers have advanced already.
         if self._mirror is not None and not self._together:
             self._mirror.advance(tokens, state.row)
         pages = self.stored(layer)
@@ -334,6 +337,7 @@ class Cache:
         if layer not in self._layers:
             return
         state = self._layers[layer]
+        # A ring's table names pages repeatedly, and each is returned once; reversed, so that they are taken in order.
         state.pool.free += reversed(dict.fromkeys(state.table))
         assert len(state.pool.free) <= len(state.pool.k), "a page was returned twice"
         state.table, state.tokens, state.released = [], 0, True
@@ -393,6 +397,7 @@ class Cache:
         used = len(table)
         if needed <= used:
             return
+        # A ring allocates no more than its own pages; after that its pages are reused below.
         count = max(0, min(needed, self._rings.get(layer, needed)) - used)
         pool = state.pool
         if count > len(pool.free):

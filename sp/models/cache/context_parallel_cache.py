@@ -45,7 +45,8 @@ class ContextChunks:
         assert self.fits(tokens, gpus, tail), f"{tokens} tokens on {gpus} GPUs"
         self.tokens, self.gpus = tokens, gpus
         parts, blocks = 2 * gpus, -(-tokens // PAGE_TOKENS)
-        most = (tokens - tail) // PAGE_TOKENS  # pages before the last stripe
+        most = (tokens - tail) // PAGE_TOKENS  # pages before the last chunk
+        # Equal chunks leave the last one whatever is left, and their launches can be shared.
         even = -(-blocks // parts)
         more = (blocks + less) // parts
         # longer chunks, for a shorter last one, unless its tail would not fit
@@ -53,6 +54,7 @@ class ContextChunks:
             even = more
         last = even * (parts - 1)
         if last > most:
+            # Too little is left for the tail: all chunks are shortened, and lengths then differ by a page.
             last = min(blocks * (parts - 1) // parts, most)
         edges = [last * i // (parts - 1) for i in range(parts)]
         starts = [edge * PAGE_TOKENS for edge in edges]
@@ -88,6 +90,7 @@ class ContextChunks:
         first, second = self.pages
         pages = np.empty(self._blocks[-1].stop, np.int64)
         for part, blocks in enumerate(self._blocks):
+            # GPUs count up over the first chunks and down over the second ones.
             gpu = min(part, 2 * self.gpus - 1 - part)
             start = gpu * first if part == gpu else self.gpus * first + gpu * second
             pages[blocks.start : blocks.stop] = start + np.arange(len(blocks))
@@ -120,6 +123,7 @@ class ContextParallelCache(Cache):
         super().__init__(config, pages * PAGE_TOKENS, kv, layers=2, **options)
         (self._pool,) = self._pools  # all layers have one head size
         table, self._context_chunks, self._seen = context_chunks.table(), context_chunks, context_chunks.tokens
+        # Block tables of all tokens and of this GPU's chunks, for each of the two stored layers.
         own = [table[first // PAGE_TOKENS : -(-stop // PAGE_TOKENS)] for first, stop in context_chunks.of(gpu)]
         if context_chunks.gpus == 1:  # both chunks are consecutive, and their tokens are written together
             own = [table]
@@ -186,6 +190,7 @@ class ContextParallelCache(Cache):
 
     def add(self, layer: int, tokens: int) -> PagedKV:
         filled, second = self._filled[self._place(layer)], 0
+        # The first chunk is stored in full before tokens of the second one arrive.
         if filled >= self._first:
             filled, second = filled - self._first, 1
         pages = self._paged(layer, self.own_pages(layer, second), filled)

@@ -68,6 +68,7 @@ class KVType(str):
                 raise ConfigError(
                     f"{where} takes one format, or one for each side as in k=q8_0,v=q4_0; got {short(repr(text))}"
                 )
+            # ONE_SIDED says "keys" or "values"; their initials are the names of the sides.
             wrong = ONE_SIDED.get(name, "")
             if name not in FORMATS or (wrong and wrong[0] != side):
                 known = [name for name in FORMATS if ONE_SIDED.get(name, side)[0] == side]
@@ -77,6 +78,7 @@ class KVType(str):
         if len(sides) < 2:
             raise ConfigError(f"{where}: {text} names one side; pass both, as in k=q8_0,v=q4_0")
         names = sides["k"], sides["v"]
+        # One spelling per combination: records and caches compare types as text.
         pair = next((name for name, both in PAIRS.items() if both == names), None)
         return cls(pair or (names[0] if names[0] == names[1] else f"k={names[0]},v={names[1]}"))
 

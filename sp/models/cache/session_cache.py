@@ -258,6 +258,7 @@ class SessionCache:
             else:
                 put_states(cache, states)
             cache.crop(remaining)
+        # Snapshots after the new end belong to tokens that are gone.
         self._snapshots.crop(remaining)
         self.tokens, self._whole = remaining, True
         self._exported_tokens, self._exported = (
@@ -307,10 +308,12 @@ class SessionCache:
         remaining = self.reachable(tokens)
         if not remaining:
             return other
+        # A parked cache is brought back first, since its pages are copied on the device.
         source = self._with_room(self.tokens)
         copy = other._with_room(remaining)
         copy_cache(source, copy, remaining)
         other._snapshots = self._snapshots.first(remaining)
+        # The states copied above are those of the end; an earlier place needs its snapshot.
         if self.recurrent and (remaining < self.tokens or not self._whole):
             states = self._snapshots.states_after(remaining)
             assert states is not None, f"no snapshot at {remaining}"
@@ -402,6 +405,7 @@ class SessionCache:
         if self._cache is not None and self._cache.capacity >= tokens:
             return self._cache
         kv, rotate = self._format
+        # Capacity grows in steps, so that a growing conversation is not copied at every turn.
         step = max(SMALLEST, (1 << tokens.bit_length()) // (2 * STEPS))
         options: dict[str, Any] = {
             "rotate": rotate,

@@ -35,6 +35,7 @@ class HostBuffer:
 
     def places(self, sizes: list[int]) -> list[Bytes]:
         """Return one part of the buffer per size in bytes; the previous contents are lost."""
+        # Aligned starts, so that every part can be viewed as float32.
         starts = np.cumsum([0, *(-(-size // ALIGN) * ALIGN for size in sizes)]).tolist()
         if starts[-1] > len(self._memory):
             self._memory = np.empty(0, np.uint8)  # free the old buffer before allocating a larger one
@@ -59,6 +60,7 @@ class HostBuffer:
         if not self._pinned:
             return np.empty(size, np.uint8)
         step = max(1 << 20, (1 << size.bit_length()) // (2 * STEPS))
+        # Rounded up, because every growth pins new memory and unpins the old.
         size = -(-size // step) * step
         cuda = import_cupy().cuda
         # Not from CuPy's pool of pinned memory, which rounds up to powers of two.
@@ -174,6 +176,7 @@ class ParkedCache:
     def of(cls, cache: Cache, room: HostBuffer, first: int = 0) -> ParkedCache:
         """Copy the contents of a cache into a buffer that holds nothing else; pages only from block `first` on. Waits
         for the device."""
+        # One buffer takes all pages first and then all states, in this order.
         blocks, config = -(-cache.tokens // PAGE_TOKENS), cache.config
         pools = [(stored.k, stored.v) for stored in map(cache.stored, config.attention_layers)]
         states = [(state.conv, state.recurrent) for state in map(cache.state, config.delta_layers)]
@@ -222,6 +225,7 @@ class ParkedCache:
         cache.reserve(self.tokens)
         for layer, (keys, values) in self.pages.items():
             stored, done = cache.stored(layer), 0
+            # Stored pages are in token order; the runs name their pages in the pool.
             for first, last in _runs(cache.block_table(layer)[: len(keys)]):
                 part = slice(done, done + last - first)
                 copy_in(stored.k[first:last], keys[part])
@@ -245,11 +249,11 @@ class ParkedCache:
 
 @dataclass(frozen=True)
 class CacheChanges:
-    """What a session cache holds beyond its last export, in arrays that no one writes to. The pages of `held` start at
-    block `first`. Snapshots are named by the number of tokens they have read: `fresh` ones are new, `older` ones were
-    exported before."""
+    """Additions to a session cache since its last export, in arrays that no one writes to. The pages of `contents`
+    start at block `first`. Snapshots are named by the number of tokens they have read: `fresh` ones are new, `older`
+    ones were exported before."""
 
-    held: ParkedCache
+    contents: ParkedCache
     first: int
     fresh: Mapping[int, States]
     older: tuple[int, ...]

@@ -74,18 +74,30 @@ def load_model(
     config = config_with_overrides(file, context, rope)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
-    asked = read_precision(precision, "precision")
+    # Everything that can be refused is checked before a weight is read.
+    requested = read_precision(precision, "precision")
     if depth is not None and not 1 <= depth <= config.layers:
         raise ConfigError(f"depth is {depth}; the model has layers 1 to {config.layers}")
     store = WeightStore(file, config, depth)
-    weights, reason = with_precision(read_weights(store), asked, device)
-    attention = attention_precision(asked, device, config.head_dim)
+    # The marks stay with the weights when these move to the device.
+    weights, reason = with_precision(read_weights(store), requested, device)
+    attention = attention_precision(requested, device, config.head_dim)
     if device == "cpu":
-        return Model(config, weights, device, store.nbytes, arithmetic=arithmetic(weights, asked, reason, attention))
+        return Model(
+            config, weights, device, store.nbytes, arithmetic=arithmetic(weights, requested, reason, attention)
+        )
     weights, nbytes, repacked, shared = weights_to_device(weights, file, progress, cold)
     with device_errors():
-        weights, kept = prequantize(weights)
-    return Model(config, weights, device, nbytes, repacked, shared, arithmetic(weights, asked, reason, attention, kept))
+        weights, prequantized_bytes = prequantize(weights)
+    return Model(
+        config,
+        weights,
+        device,
+        nbytes,
+        repacked,
+        shared,
+        arithmetic(weights, requested, reason, attention, prequantized_bytes),
+    )
 
 
 def config_with_overrides(file: GGUFFile, context: int | None, rope: RopeScaling | None) -> ModelConfig:

@@ -175,6 +175,7 @@ def _to_host(tree: Any) -> HostCopy:
     """Copy a part into one pinned buffer and wait for it."""
     cupy, arrays = import_cupy(), arrays_of(tree)
     sizes = [_rounded(array.nbytes) for array in arrays]
+    # One buffer per part: it comes back with a single copy.
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     # Not from CuPy's pool of pinned memory, which rounds up to powers of two.
     pinned = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(sum(sizes)), 0)

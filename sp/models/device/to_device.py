@@ -159,6 +159,7 @@ def _copied(
 
     def place(leaf: Any) -> Any:
         """Return the device counterpart of a leaf, once per leaf; matrices are filled later."""
+        # Tied weights are one leaf in two places, and are copied once.
         if id(leaf) not in placed:
             if isinstance(leaf, Weight):
                 assert len(leaf.shape) == 2, f"{leaf.name} {leaf.shape}"
@@ -177,6 +178,7 @@ def _copied(
     # in file order, so that the disk reads sequentially
     pieces.sort(key=lambda piece: piece[:2])
     ranges = [FileRange(path, offset, w.data[rows].nbytes) for path, offset, w, rows in pieces]
+    # A tied embedding is both a table and a matrix, and is filled from the same rows.
     for index, raw in stream_parts(ranges, progress):
         _, _, w, rows = pieces[index]
         raw = raw.reshape(w.data[rows].shape)
@@ -185,12 +187,14 @@ def _copied(
         if (matrix := placed.get(id(w))) is not None:
             fill_rows(matrix, w.format, rows.start, raw)
         del raw  # a reference to the last piece would keep the staging memory
+    # Weights that are no run of bytes of the file come from host memory, without the reading threads.
     for key, w in copied.items():
         for rows in row_slices(*w.data.shape):
             fill_rows(placed[key], w.format, rows.start, cupy.asarray(np.ascontiguousarray(w.data[rows])))
         if progress is not None:
             progress(w.nbytes)
     cupy.cuda.get_current_stream().synchronize()
+    # Staging memory goes back to the device, for the other model and the caches.
     cupy.get_default_memory_pool().free_all_blocks()
     nbytes = sum(int(array.nbytes) for array in arrays_of((*device_tables.values(), *placed.values())))
     return moved, tuple(device_tables.values()), nbytes

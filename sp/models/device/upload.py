@@ -50,6 +50,7 @@ def stream_parts(
     if not parts:
         return
     cupy = import_cupy()
+    # The ring must hold the part in use and the next one at the same time.
     size = max(STAGING, 2 * (max(part.nbytes for part in parts) + ALIGN))
     ring = _Ring(min(size, sum(part.nbytes + ALIGN for part in parts)))
     compute, device = cupy.cuda.get_current_stream(), int(cupy.cuda.Device())
@@ -63,6 +64,7 @@ def stream_parts(
         threads = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="sp-load"))
         stack.callback(threads.shutdown, wait=True, cancel_futures=True)
         while unsent or waiting:
+            # Start as many parts as the ring has room for, before waiting for the oldest.
             while unsent:
                 index, part = unsent[0]
                 place = ring.take(part.nbytes)
@@ -80,6 +82,7 @@ def stream_parts(
             for future in futures:
                 compute.wait_event(future.result())
             yield index, data
+            # The consumer has launched its work by now; the region is free after that.
             ring.consumed(compute.record())
             if progress is not None:
                 progress(parts[index].nbytes)
@@ -119,8 +122,10 @@ def _send(
     slot = slots.get()
     try:
         with cupy.cuda.Device(device):
+            # The pinned buffer may still be read by its previous copy.
             slot.sent.synchronize()
             _read(file, part.offset + start, slot.buffer[: target.nbytes])
+            # The region of the ring may still be read by an earlier consumer.
             slot.stream.wait_event(after)
             cupy.cuda.runtime.memcpyAsync(
                 target.data.ptr,

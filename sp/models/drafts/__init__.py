@@ -1,1 +1,1 @@
-"""DFlash draft models, each for a target of its own."""
+"""DFlash drafts: block-diffusion draft models for speculative decoding with a target."""

@@ -1,9 +1,9 @@
-"""Draft: a DFlash block-diffusion model that guesses a whole block of the target's next tokens at once.
+"""Draft: a DFlash block-diffusion model that predicts a whole block of the target's next tokens at once.
 
-Outputs h of a few layers of the target, side by side, pass a matrix and a norm: ``f = rms_norm(W_fc h, hidden_norm)``.
-Every layer of the draft makes keys and values of f for what the target has read; the block (the last known token,
-then masks) attends to them and to itself. Embedding and head are the target's.
-Source: z-lab, "DFlash: Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
+Outputs h of a few layers of the target, concatenated, pass a matrix and a norm: ``f = rms_norm(W_fc h, hidden_norm)``.
+Every layer of the draft computes keys and values of f for the tokens that the target has read; the block (the last
+known token, then masks) attends to them and to itself. Embedding and head are the target's. Source: z-lab, "DFlash:
+Block Diffusion for Flash Speculative Decoding", 2026, https://arxiv.org/abs/2602.06036
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LATER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "DSpark": (("markov_rank", "has_confidence_head"), ("markov_", "conf_proj", "d2t")),
 }
-"""Keys that such files have, and how parts of their tensors' names begin.
+"""Keys of such files, and prefixes of components of their tensor names.
 
 Source: llama.cpp, ``src/models/dflash.cpp`` and ``src/models/dspark.cpp``, August to October 2026.
 """
@@ -46,16 +46,16 @@ HONOURED = ("logit_scale", "embedding_scale", "attention.sliding_window", "atten
 
 
 def refuse_later(keys: Keys, names: Iterable[str]) -> None:
-    """Refuse what only looks like a DFlash draft, or has keys that no part of one computes. `names`: of the file's
-    tensors. The ModelError says what the file is, by which key or tensor that was told, and what to do."""
-    listed = list(names)
-    for kind, (wanted, parts) in LATER.items():
-        found = [f"key {key}" for key in wanted if keys.is_set(key)]
-        found += [f"tensor {name}" for name in listed if any(part.startswith(parts) for part in name.split("."))]
-        if found:
+    """Refuse a file that only looks like a DFlash draft, or has keys that sp does not support. `names`: names of the
+    file's tensors. The ModelError names the kind of file, the key or tensor that identifies it, and what to do."""
+    names = list(names)
+    for kind, (later_keys, prefixes) in LATER.items():
+        evidence = [f"key {key}" for key in later_keys if keys.is_set(key)]
+        evidence += [f"tensor {name}" for name in names if any(part.startswith(prefixes) for part in name.split("."))]
+        if evidence:
             raise ModelError(
-                f"{keys.path}: is a {kind} draft ({found[0]}), and sp runs drafts of the first DFlash; "
-                "use such a draft of this target, or leave --speculator and --decode out"
+                f"{keys.path}: is a {kind} draft ({evidence[0]}), and sp runs drafts of the first DFlash; "
+                "use such a draft of this target, or omit --speculator and --decode"
             )
     refuse_changed(keys, HONOURED)
 
@@ -86,9 +86,10 @@ PUBLISHED_PARTS = {
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """What files may call a tensor, which we call by the name it has in most GGUF files."""
+    """Return the names that files may use for a tensor; ours is the one of most GGUF files."""
     if name in ALIASES:
         return ALIASES[name]
+    # ``blk.N.PART.weight``
     block, number, part, kind = name.split(".")
     names = [name]
     if part == "ffn_norm":
@@ -99,38 +100,40 @@ def names_of(name: str) -> tuple[str, ...]:
 
 
 class DraftStore(WeightStore):
-    """See `WeightStore`; a tensor is looked for under all its names."""
+    """A `WeightStore` that looks for a tensor under all its names."""
 
     def __contains__(self, name: str) -> bool:
-        return any(one in self.file.tensors for one in names_of(name))
+        return any(alias in self.file.tensors for alias in names_of(name))
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Weight:
-        return super()._take(self._found(name), shape)
+        return super()._take(self._name_in_file(name), shape)
 
-    def _found(self, name: str) -> str:
-        """The name in the file; if it is in there under none, the one that such a file would have."""
+    def _name_in_file(self, name: str) -> str:
+        """Return the name in the file; if the tensor is missing, the name that such a file would use."""
         names = (name,) if name in self.file.tensors else names_of(name)
-        found = next((one for one in names if one in self.file.tensors), None)
-        if found is None:
-            published = any(one.startswith("layers.") for one in self.file.tensors)
-            found = names[-1] if published else names[0]
-        return found
+        present = next((alias for alias in names if alias in self.file.tensors), None)
+        if present is None:
+            published = any(tensor.startswith("layers.") for tensor in self.file.tensors)
+            return names[-1] if published else names[0]
+        return present
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft ready to run where its target is; `load_draft` makes one.
+    """A draft ready to run on the device of its target; `load_draft` makes one.
 
     Attributes
     ----------
     fuse : Weight (hidden, target_layers * hidden)
+        Projection of the concatenated target features.
     hidden_norm : float32 (hidden,)
+        Norm of the projected features.
     blocks : tuple of Block
         Their mixers are `Attention`.
     output_norm : float32 (hidden,)
-        Before the target's head; the configuration's `logit_scale` is in it.
+        Norm before the target's head, multiplied by the configuration's `logit_scale`.
     nbytes : int
-        Bytes of all weights as they are held; see `Model`.
+        Bytes of all weights as stored; see `Model`.
     repacked : tuple of Repacked
         See `Model`.
     """
@@ -150,7 +153,7 @@ class Draft:
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block: one known and the rest guessed."""
+        """Tokens of a block: one known token and the predicted ones."""
         return self.config.block_size
 
     @property
@@ -159,7 +162,7 @@ class Draft:
         return self.config.target_layers
 
     def describe(self) -> dict[str, object]:
-        """Facts for the trace."""
+        """Return facts for the trace."""
         return {
             "file": self.path.name,
             "bytes": self.nbytes,
@@ -167,7 +170,7 @@ class Draft:
             "layers": self.config.model.layers,
             "block_size": self.block_size,
             "target_layers": list(self.layers),
-            "repacked": [asdict(each) for each in self.repacked],
+            "repacked": [asdict(change) for change in self.repacked],
         }
 
 
@@ -176,7 +179,7 @@ DraftWeights = tuple[Weight, Floats, tuple[Block, ...], Floats]
 
 
 def build_draft(store: WeightSource, config: DraftConfig) -> DraftWeights:
-    """Build the weights of a draft from a store of them."""
+    """Build the weights of a draft from a source of them."""
     c = config.model
     return (
         store.matrix("fc.weight", (c.hidden, len(config.target_layers) * c.hidden)),
@@ -187,19 +190,19 @@ def build_draft(store: WeightSource, config: DraftConfig) -> DraftWeights:
 
 
 def load_draft(path: str | Path, target: Model) -> Draft:
-    """Open a draft for a target: a GGUF file, or a .safetensors file with its config.json beside it.
+    """Open a draft for a target: a GGUF file, or a .safetensors file with its config.json next to it.
 
     Parameters
     ----------
     target : Model
-        The draft goes where this is.
+        The draft is loaded on the same device.
 
     Raises
     ------
     GGUFError, ModelError
-        The file is damaged, no complete draft, one of a later kind, or one for another target.
+        The file is damaged, no complete draft, of a later kind, or for another target.
     ConfigError
-        Its heads have a size that the GPU's kernels do not take.
+        The GPU's kernels do not support its head size.
     DeviceError
         There is too little memory on the GPU.
     """
@@ -217,9 +220,11 @@ def load_draft(path: str | Path, target: Model) -> Draft:
     store = DraftStore(file, config.model)
     parts, nbytes = build_draft(store, config), store.nbytes
     store.finish()
+    # folding the factor into the norm saves a product per block
     parts = (*parts[:-1], parts[-1] * np.float32(config.logit_scale))
     if not on_device:
         return Draft(path, config, *parts, target.device, nbytes)
+    # Taken before the upload, which replaces the file's formats.
     changed = repacked(parts, ())
     parts, _, nbytes = to_device(parts, (), file)
     return Draft(path, config, *parts, target.device, nbytes, changed)

@@ -1,4 +1,4 @@
-"""DraftSession: what a draft remembers of one sequence, and its guesses about how it goes on."""
+"""DraftSession: a draft's cache of one sequence, and its predictions of the next tokens."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from sp.quant import Weight
 class DraftSession:
     """A draft at work on one sequence; `begin` makes one with a cache of its own.
 
-    On the device, on a stream that can be captured, guesses and the remembering of as many tokens as a block has are
-    CUDA graphs from their second time on.
-    `target`: lends its embedding and its head. `cache`: of the draft's own layers, with room for a block behind what is
-    to be remembered. `eager`: launch everything kernel by kernel, as a reference. Where GPUs share the target, each
-    has the whole draft.
+    On the device, on a stream that can be captured, predictions and updates of at most a block of tokens are CUDA
+    graphs from their second time on. `target`: provides embedding and head. `cache`: of the draft's own layers, with
+    room for a block after the stored tokens. `eager`: launch everything kernel by kernel, as a reference. If GPUs share
+    the target, each of them has the whole draft.
     """
 
     def __init__(self, draft: Draft, target: Model, cache: Cache, *, eager: bool = False) -> None:
@@ -44,18 +43,20 @@ class DraftSession:
 
     @classmethod
     def begin(cls, draft: Draft, target: Model, tokens: int, kv: str = "f16", *, eager: bool = False) -> DraftSession:
-        """A session for a sequence of at most `tokens`; `kv` as for `Cache`. ConfigError: the target is on another
-        device than the draft."""
+        """Create a session for a sequence of at most `tokens`; `kv` as for `Cache`. ConfigError if target and draft are
+        on different devices."""
         if target.device != draft.device:
-            raise ConfigError(f"the target is on {target.device} and its draft on {draft.device}; load both on one")
+            raise ConfigError(
+                f"the target is on {target.device} and its draft on {draft.device}; load both on the same device"
+            )
         c = draft.config
         cache = Cache(c.model, tokens + c.block_size, kv, device=draft.device, windows=c.windows)
         return cls(draft, target, cache, eager=eager)
 
     def remember(self, features: Floats, positions: Ints) -> None:
-        """Take in tokens the target has read, in order. `features`, float32 (n, target_layers * hidden), on the device
-        bf16: outputs of the target's layers, side by side. `positions`, int64 (n,): on the host. Where they stand; gaps
-        allowed."""
+        """Store tokens that the target has read, in order. `features`, float32 (n, target_layers * hidden), on the
+        device bf16: outputs of the target's layers, concatenated. `positions`, int64 (n,): RoPE positions, on the host;
+        gaps are allowed."""
         if self._graphs is None or len(positions) > self.block_size:
             for start in range(0, len(positions), AT_ONCE):
                 part = slice(start, start + AT_ONCE)
@@ -64,9 +65,9 @@ class DraftSession:
             self._graphs.remember(self, features, positions)
 
     def guess(self, token: int, position: int, depth: int) -> Floats:
-        """Logits of the `depth` tokens after `token`, each guessed without knowing the others. `token`: the last one
-        known; the target has not read it yet. `position`: where it stands. `depth`: 1 to ``block_size - 1``. Returns
-        float32 (depth, vocab): on the device until the next guess."""
+        """Return the logits of the `depth` tokens after `token`, each predicted without knowledge of the others.
+        `token`: the last known token, which the target has not read yet. `position`: its position. `depth`: 1 to
+        ``block_size - 1``. Returns float32 (depth, vocab): on the device, valid until the next call."""
         c = self._draft.config
         assert 1 <= depth < c.block_size, f"{depth} of a block of {c.block_size}"
         ids, positions = np.full(c.block_size, c.mask_id), position + np.arange(c.block_size)
@@ -78,28 +79,32 @@ class DraftSession:
         return logits
 
     def reset(self) -> None:
-        """Forget every token, in the same memory."""
+        """Forget every token, keeping the memory."""
         self._cache.reset()
 
     def end(self) -> None:
-        """Let go of graphs and their memory, when no work is under way; they come again if it goes on."""
+        """Free the graphs and their memory, when no work is under way; they are captured again if the session
+        goes on."""
         if self._graphs is not None:
             self._graphs.clear()
 
     def store(self, features: Floats, positions: Ints) -> None:
-        """Keys and values of all layers for tokens the target has read; `positions` where the target is."""
+        """Store keys and values of all layers for tokens that the target has read; `positions` where the target is."""
         draft, mixers, rotary = self._draft, list(map(_mixer, self._draft.blocks)), self._cache.config.rope
         with self._cache.together(len(positions)):
             (fused,) = project(features, (draft.fuse,), f32=(True,))
             fused = rms_norm(fused, draft.hidden_norm, draft.config.model.eps)
-            # Without attn_norm, which is for the block, so that all layers read the same.
-            found = project(fused, [weight for mixer in mixers for weight in _keys_and_values(mixer)])
+            # attn_norm applies to the block only, so all layers project the same features.
+            keys_values = project(fused, [weight for mixer in mixers for weight in _keys_and_values(mixer)])
             for layer, mixer in enumerate(mixers):
-                k, v = (x.reshape(len(x), -1, self._cache.config.head_dim) for x in found[2 * layer : 2 * layer + 2])
+                k, v = (
+                    x.reshape(len(x), -1, self._cache.config.head_dim) for x in keys_values[2 * layer : 2 * layer + 2]
+                )
                 context_heads(k, v, mixer.norms, positions, rotary, self._cache.add(layer, len(k)))
 
     def read_block(self, ids: Ints, positions: Ints) -> Floats:
-        """Logits (block_size - 1, vocab) of a block behind its first token; nothing of it stays in the cache."""
+        """Return the logits (block_size - 1, vocab) of a block after its first token; nothing of it stays in the
+        cache."""
         draft, size = self._draft, self.block_size
         with self._cache.together(size):
             x = self._target.full_stream(self._target.embed(ids, normed=False))
@@ -116,28 +121,29 @@ class DraftSession:
 
 
 class _Graphs:
-    """The two halves of a draft step on the device, between buffers whose addresses stay."""
+    """Graphs of the two operations of a draft step, with buffers at fixed addresses."""
 
     def __init__(self, session: DraftSession, target: Model, eager: bool) -> None:
         size = session.block_size
         self._cache, self._size = session._cache, size
-        how: dict[str, Any] = {"eager": eager, "all_agree": target.all_agree, "cache": self._cache}
+        options: dict[str, Any] = {"eager": eager, "all_agree": target.all_agree, "cache": self._cache}
         self._features = import_cupy().zeros((size, session._draft.fuse.shape[1]), np.uint16)
         self._read = PinnedStaging(positions=(np.int64, size), kept=(np.int32, 1))
         self._block = PinnedStaging(ids=(np.int32, size), positions=(np.int64, size))
-        self._remember: CapturedGraph[None] = CapturedGraph(**how)
-        self._guess: CapturedGraph[Floats] = CapturedGraph(**how)
+        self._remember: CapturedGraph[None] = CapturedGraph(**options)
+        self._guess: CapturedGraph[Floats] = CapturedGraph(**options)
 
     def remember(self, session: DraftSession, features: Any, positions: Ints) -> None:
-        """As `DraftSession.remember`, for at most `block_size` tokens."""
+        """Run `DraftSession.remember` for at most `block_size` tokens."""
         n, size, host = len(positions), self._size, self._read.open()
+        # Pages are allocated before the graph runs, which cannot allocate.
         self._cache.reserve(size)
         self._features[:n] = features
         host["positions"][:n], host["kept"][:] = positions, n
         self._read.send()
 
         def store() -> None:
-            """All rows are stored, so that one graph does for any number; the block covers those that do not count."""
+            """Store all rows, so that one graph serves any number of tokens; the block overwrites the surplus."""
             session.store(self._features, self._read.device["positions"])
             self._cache.count(-size)
             self._cache.advance(-size, self._read.device["kept"])
@@ -146,7 +152,7 @@ class _Graphs:
         self._cache.count(n)
 
     def guess(self, session: DraftSession, ids: Ints, positions: Ints) -> Any:
-        """As `DraftSession.read_block`, of arrays on the host."""
+        """Run `DraftSession.read_block` for arrays on the host."""
         host, block = self._block.open(), self._block.device
         self._cache.reserve(self._size)
         host["ids"][:], host["positions"][:] = ids, positions
@@ -154,16 +160,16 @@ class _Graphs:
         return self._guess(lambda: session.read_block(block["ids"], block["positions"]))
 
     def clear(self) -> None:
-        """Forget what was captured."""
+        """Drop the graphs."""
         self._remember.clear()
         self._guess.clear()
 
 
 def block_mask(size: int, causal: bool, window: int | None) -> Bools:
-    """Which tokens of a block each one sees: bool (size, size)."""
-    back = np.arange(size)[:, None] - np.arange(size)
-    seen: Bools = abs(back) < (size if window is None else window)
-    return seen & (back >= 0) if causal else seen
+    """Return which tokens of a block each one sees: bool (size, size)."""
+    distance = np.arange(size)[:, None] - np.arange(size)
+    seen: Bools = abs(distance) < (size if window is None else window)
+    return seen & (distance >= 0) if causal else seen
 
 
 def _mixer(block: Block) -> Attention:

@@ -1,4 +1,4 @@
-"""Families of models: one file a family, all of them registered when this package is imported."""
+"""Model families: one file per family, all registered when this package is imported."""
 
 from sp.config import import_modules
 

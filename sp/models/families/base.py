@@ -1,7 +1,8 @@
-"""Architecture: all that is one family's own, in one record; and the records that there are, by their GGUF name.
+"""Architecture: everything specific to one family, in one record; and the registry of records by GGUF name.
 
-A family is a file of this folder, or of anywhere else, that makes a record and registers it. What else needs to know of
-it is derived: lists of tensors by building a block from a store that only takes notes (`sp.models.file.weights`).
+A family is a file of this folder, or of anywhere else, that creates a record and registers it. Everything else is
+derived from it: lists of tensors come from building a block with a store that only records names
+(`sp.models.file.weights`).
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from sp.models.layer.spec import LayerSpec
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family of models.
+    """A model family.
 
     Attributes
     ----------
     name : str
-        ``general.architecture`` in its files, and what their keys begin with.
+        ``general.architecture`` in its files, and the prefix of their keys.
     layer : LayerSpec or callable
-        What each layer computes, or what says so: ``layer(config, index)``. The tensors that a file must hold follow
-        from it.
+        Computation of each layer, constant or as ``layer(config, index)``. It determines the tensors that a file must
+        hold.
     tokenizers : tuple of str
-        Names in ``tokenizer.ggml.pre`` that its files come with; synthetic ones take the first.
+        Values of ``tokenizer.ggml.pre`` in its files; synthetic files use the first.
     config : callable
-        Reads the configuration: ``config(keys, file)``. `shared_config` does for dense families, which may hand it
-        their RoPE's pairing; it raises ModelError, for a key by ``keys.refuse``.
+        Reads the configuration: ``config(keys, file)``. Dense families can use `shared_config`, to which they may pass
+        their RoPE's pairing. It raises ModelError, for a key by ``keys.refuse``.
     metadata : callable
-        The way back: from a configuration to keys without their prefix, in file order.
+        The inverse: from a configuration to keys without their prefix, in file order.
     config_tensors : mapping of str to callable
-        Tensors that `config` reads, so that no block asks for them, each with the way back: from a configuration to
-        its numbers, or None if a file of that configuration has no such tensor.
+        Tensors that `config` reads, and blocks do not, each with its inverse: from a configuration to the numbers, or
+        None if a file of that configuration has no such tensor.
     honours : tuple of str
-        Keys of `sp.models.file.refusals.NEUTRAL` that the family computes; a file with any other of them is refused.
+        Keys of `sp.models.file.refusals.NEUTRAL` that the family supports; a file with any other of them is refused.
     usual_type : str
         File type in which its models are most often published; see `sp.models.file.file_type.FILE_TYPES`.
     about : str
-        What `sp list families` says of it.
+        Description in `sp list families`.
     """
 
     name: str
@@ -64,15 +65,15 @@ class Architecture:
     about: str = ""
 
     def spec(self, config: ModelConfig, index: int) -> LayerSpec:
-        """What a layer computes."""
+        """Return the computation of a layer."""
         return self.layer if isinstance(self.layer, LayerSpec) else self.layer(config, index)
 
     def block(self, store: WeightSource, index: int) -> Block:
-        """A layer, built out of a store, which is asked for all of its tensors."""
+        """Build a layer from a source of weights, which is asked for all of its tensors."""
         return Block.build(store, index, self.spec(store.config, index))
 
     def keys(self, config: ModelConfig) -> dict[str, Value]:
-        """Metadata of a file of this configuration, without tokenizer and file type."""
+        """Return the metadata of a file of this configuration, without tokenizer and file type."""
         named: dict[str, Value] = {f"{self.name}.{key}": value for key, value in self.metadata(config).items()}
         return {"general.architecture": self.name} | named
 
@@ -82,11 +83,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(_records)
 """Every record by its name, those registered later among them."""
 
 
-HOMES: dict[str, str] = {}  # the module that registered each, as its file is where a reader looks
+HOMES: dict[str, str] = {}  # module that registered each family, to point readers to its file
 
 
 def register_architecture(record: Architecture) -> Architecture:
-    """Make a family known; ConfigError where its name is taken."""
+    """Register a family; ConfigError if its name is taken."""
     if record.name in _records:
         raise ConfigError(f"architecture {record.name!r} is registered twice")
     _records[record.name] = record
@@ -95,7 +96,7 @@ def register_architecture(record: Architecture) -> Architecture:
 
 
 def find_architecture(name: str) -> Architecture:
-    """The record of a family; ConfigError with the nearest names when there is none.
+    """Return the record of a family; ConfigError with the nearest names if there is none.
 
     >>> find_architecture("qwen3").tokenizers
     ('qwen2',)
@@ -111,8 +112,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     Raises
     ------
     ModelError
-        For an unsupported architecture, a missing or senseless key, one that asks for what no part computes, or a
-        file of multi-token prediction alone; the message names key and file.
+        For an unsupported architecture, a missing or invalid key, a key that asks for an unsupported computation, or a
+        file of multi-token prediction only; the message names key and file.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _records:
@@ -124,7 +125,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 def shard_config(config: ModelConfig, gpus: int) -> ModelConfig:
-    """A target as one of so many GPUs has it; ConfigError where they cannot share it, which says how many can."""
+    """Return the configuration of a target as one of so many GPUs has it; ConfigError if they cannot share it, with the
+    numbers that can."""
     family = find_architecture(config.architecture)
     if gpus > 1 and any(family.spec(config, layer).post_norms for layer in range(config.layers)):
         raise ConfigError(POST_NORMS_REFUSAL)

@@ -1,8 +1,8 @@
-"""gemma2: Gemma 2, text (2B to 27B): every other layer attends in a window, scores and logits stay within bounds.
+"""gemma2: Gemma 2, text (2B to 27B): every other layer attends in a window; scores and logits are soft-capped.
 
-No norms of heads, one RoPE, norms behind both halves, GELU, and embeddings times the root of the hidden size. Files
-hold the weights of norms as they are multiplied. Source: Gemma Team, "Gemma 2", arXiv 2408.00118; keys and defaults:
-llama.cpp, ``src/models/gemma2.cpp``.
+No norms of heads, one RoPE, post-norms, GELU, and embeddings times the root of the hidden size. Files store the weights
+of norms as multipliers. Source: Gemma Team, "Gemma 2", arXiv 2408.00118; keys and defaults: llama.cpp,
+``src/models/gemma2.cpp``.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ SCORES_CAP, LOGITS_CAP = 50.0, 30.0
 
 
 def gemma2_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     config = shared_config(keys, file, base=BASE)
     windows = read_windows(keys, config.layers, keys.count(WINDOW, default=LENGTH), EVERY)
-    given = (SCORES, SCORES_CAP), (LOGITS, LOGITS_CAP)
-    caps = (keys.real(key, above=LEAST_CAP, default=cap) for key, cap in given)
+    defaults = (SCORES, SCORES_CAP), (LOGITS, LOGITS_CAP)
+    caps = (keys.real(key, above=LEAST_CAP, default=cap) for key, cap in defaults)
     return windowed(config, windows, *caps)
 
 
 def windowed(
     config: ModelConfig, windows: tuple[int | None, ...], scores: float = SCORES_CAP, logits: float = LOGITS_CAP
 ) -> ModelConfig:
-    """A dense model with what makes it Gemma 2: windows, and bounds of scores and of logits."""
+    """Turn a dense configuration into Gemma 2: windows, and soft caps on scores and logits."""
     capped = replace(config, attention_softcap=scores, final_softcap=logits)
     return replace(capped, windows=windows, embedding_scale=sqrt(config.hidden))
 
 
 def gemma2_metadata(config: ModelConfig) -> dict[str, Value]:
-    """See `Architecture`."""
+    """Return the metadata of a configuration, see `Architecture`."""
     assert config.attention_softcap is not None
     assert config.final_softcap is not None
     caps: dict[str, Value] = {SCORES: config.attention_softcap, LOGITS: config.final_softcap}
@@ -57,7 +57,7 @@ def gemma2_metadata(config: ModelConfig) -> dict[str, Value]:
 
 
 def gemma2_layer(config: ModelConfig, index: int) -> LayerSpec:
-    """What a layer computes."""
+    """Return the computation of a layer."""
     return LayerSpec(
         qk_norm=False,
         post_norms=("post_attention_norm", "post_ffw_norm"),

@@ -1,9 +1,8 @@
-"""gemma3: Gemma 3, text (270M to 27B): five layers that attend in a window, then one that sees everything.
+"""gemma3: Gemma 3, text (270M to 27B): five layers that attend in a window, then one with full attention.
 
-Norms of heads, norms behind both halves, GELU, and embeddings times the root of the hidden size. RoPE of the layers
-with a window has a base of its own and is never scaled. Files hold the weights of norms as they are multiplied.
-Source: Gemma Team, "Gemma 3 Technical Report", arXiv 2503.19786; keys and defaults: llama.cpp,
-``src/models/gemma3.cpp``.
+Norms of heads, post-norms, GELU, and embeddings times the root of the hidden size. RoPE of the windowed layers has a
+base of its own and is never scaled. Files store the weights of norms as multipliers. Source: Gemma Team, "Gemma 3
+Technical Report", arXiv 2503.19786; keys and defaults: llama.cpp, ``src/models/gemma3.cpp``.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ LOCAL = "rope.freq_base_swa"
 
 
 def gemma3_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     shared = shared_config(keys, file, base=BASE)
     base = keys.real(LOCAL, above=1.0, default=LOCAL_BASE)
     return windowed(shared, read_windows(keys, shared.layers, keys.count(WINDOW), EVERY), base)
 
 
 def windowed(config: ModelConfig, windows: tuple[int | None, ...], base: float = LOCAL_BASE) -> ModelConfig:
-    """A dense model with what makes it Gemma 3. `base`: of RoPE in layers with a window."""
+    """Turn a dense configuration into Gemma 3. `base`: RoPE base of the windowed layers."""
     local = Rope(base, config.rope.dim)
     return replace(config, windows=windows, local_rope=local, embedding_scale=sqrt(config.hidden))
 
 
 def gemma3_metadata(config: ModelConfig) -> dict[str, Value]:
-    """See `Architecture`."""
+    """Return the metadata of a configuration, see `Architecture`."""
     assert config.local_rope is not None
     return shared_metadata(config) | window_metadata(config.windows) | {LOCAL: config.local_rope.base}
 
 
 def gemma3_layer(config: ModelConfig, index: int) -> LayerSpec:
-    """What a layer computes."""
+    """Return the computation of a layer."""
     window = config.windows[index]
     return LayerSpec(
         post_norms=("post_attention_norm", "post_ffw_norm"),

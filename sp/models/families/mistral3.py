@@ -1,8 +1,8 @@
-"""mistral3: Ministral 3 (3B to 14B) and Devstral Small 2: llama's layers, YaRN, queries that grow with their position.
+"""mistral3: Ministral 3 (3B to 14B) and Devstral Small 2: llama's layers, YaRN, and queries scaled by position.
 
-YaRN leaves scores as loud as they were (``rope.scaling.yarn_log_multiplier`` of 1). Behind RoPE a query is multiplied
-by ``1 + scale * ln(1 + floor(position / length))``, where `length` is YaRN's original context unless a key says
-otherwise. Rows of q and k come as in files of `llama`. Source: Liu et al., "Ministral 3", arXiv 2601.08584;
+YaRN does not change the magnitude of scores (``rope.scaling.yarn_log_multiplier`` of 1). After RoPE a query is
+multiplied by ``1 + scale * ln(1 + floor(position / length))``, where `length` is YaRN's original context unless a key
+sets it. Rows of q and k are ordered as in files of `llama`. Source: Liu et al., "Ministral 3", arXiv 2601.08584;
 transformers, ``models/ministral3``; keys: llama.cpp, ``src/models/mistral3.cpp`` and ``conversion/mistral3.py``.
 """
 
@@ -24,21 +24,19 @@ from sp.ops.rope import YarnScaling
 
 SCALE, LENGTH = "attention.temperature_scale", "attention.temperature_length"
 OLLAMA = "rope.scaling_beta"
-MOST_SCALE = 16.0  # of a factor that is 0.1 in published files
+MOST_SCALE = 16.0  # limit of a factor that is 0.1 in published files
 
 
 def mistral3_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     if keys.get(OLLAMA) is not None and keys.get(SCALE) is None:
-        keys.refuse(
-            OLLAMA, f"stands for {SCALE}: the file is of Ollama's own making; take one that llama.cpp converted"
-        )
+        keys.refuse(OLLAMA, f"replaces {SCALE} in files that Ollama converted; use a file that llama.cpp converted")
     config = shared_config(keys, file, pairing="interleaved", base=BASE, quieted=True)
     return replace(config, query_growth=_growth(keys, config)) if keys.is_set(SCALE) else config
 
 
 def _growth(keys: Keys, config: ModelConfig) -> PositionScale:
-    """How queries grow."""
+    """Read the scaling of queries by position."""
     scale, scaling = keys.real(SCALE, above=0.0), config.rope.scaling
     if scale > MOST_SCALE:
         keys.refuse(SCALE, f"is {scale:g}; it must be at most {MOST_SCALE:g}")
@@ -47,13 +45,13 @@ def _growth(keys: Keys, config: ModelConfig) -> PositionScale:
 
 
 def mistral3_metadata(config: ModelConfig) -> dict[str, Value]:
-    """See `Architecture`."""
-    found, growth, scaling = shared_metadata(config), config.query_growth, config.rope.scaling
-    found["rope.dimension_count"] = config.rope.dim
+    """Return the metadata of a configuration, see `Architecture`."""
+    metadata, growth, scaling = shared_metadata(config), config.query_growth, config.rope.scaling
+    metadata["rope.dimension_count"] = config.rope.dim
     if isinstance(scaling, YarnScaling) and config.rope.magnitude == 1:
-        found.pop(ATTENTION_FACTOR, None)
-        found[LOG_MULTIPLIER] = 1.0
-    return found if growth is None else found | {SCALE: growth.scale, LENGTH: growth.length}
+        metadata.pop(ATTENTION_FACTOR, None)
+        metadata[LOG_MULTIPLIER] = 1.0
+    return metadata if growth is None else metadata | {SCALE: growth.scale, LENGTH: growth.length}
 
 
 register_architecture(

@@ -1,9 +1,9 @@
-"""muse-glimmer: Muse-Glimmer-30B, text: three layers that attend in a window, then one that sees all, without RoPE.
+"""muse-glimmer: Muse-Glimmer-30B, text: three layers that attend in a window, then one with full attention and no RoPE.
 
-Norms of heads, whose weights hold the scale of queries, a sigmoid gate on attention's output from a matrix of its own,
-norms behind both halves with an eps of their own, a norm without weights on embeddings; logits are scaled and softly
-kept within a bound. Rows of q and k come in the order in which pairs that RoPE turns are neighbours. Source: Muse
-Glimmer, transformers, ``models/muse_glimmer``; keys and defaults: llama.cpp, ``src/models/muse-glimmer.cpp``.
+Norms of heads, whose weights include the scale of queries; a sigmoid gate on attention's output from a matrix of its
+own; post-norms with an epsilon of their own; a norm without weights on embeddings; logits are scaled and soft-capped.
+Rows of q and k are ordered so that the pairs that RoPE rotates are neighbours. Source: Muse Glimmer, transformers,
+``models/muse_glimmer``; keys and defaults: llama.cpp, ``src/models/muse-glimmer.cpp``.
 """
 
 from __future__ import annotations
@@ -26,41 +26,43 @@ from sp.models.file.weights import TensorFile
 from sp.models.layer.spec import LayerSpec
 
 EVERY, BASE = 4, 5e5
-POST_NORM_EPS = 1e-8  # of norms behind both halves, which files do not tell
+POST_NORM_EPS = 1e-8  # epsilon of the post-norms, which files do not store
 LOCAL, SCALE, SOFTCAP = "rope.freq_base_swa", "logit_scale", "final_logit_softcapping"
 
 
 def muse_glimmer_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     config = shared_config(keys, file, gated=True, pairing="interleaved", base=BASE)
     if config.rope.scaling is not None:
-        keys.refuse("rope.scaling.type", "asks for a scaling, and only layers with a window have RoPE")
+        keys.refuse(
+            "rope.scaling.type", "sets a scaling, which sp does not support here: only layers with a window have RoPE"
+        )
     base = keys.real(LOCAL, above=1.0, default=config.rope.base)
-    ended = replace(
+    scaled = replace(
         config,
         rope=replace(config.rope, base=base),
         logit_scale=keys.real(SCALE, above=0.0, default=1.0),
         final_softcap=read_softcap(keys, SOFTCAP),
     )
-    return windowed(ended, read_windows(keys, config.layers, keys.count(WINDOW), EVERY))
+    return windowed(scaled, read_windows(keys, config.layers, keys.count(WINDOW), EVERY))
 
 
 def windowed(config: ModelConfig, windows: tuple[int | None, ...]) -> ModelConfig:
-    """A dense model with what makes it Muse Glimmer, of which layers with a window have its RoPE."""
+    """Turn a dense configuration into Muse Glimmer, whose windowed layers have its RoPE."""
     bare = replace(config.rope, dim=0, scaling=None, magnitude=1.0)
     return replace(config, windows=windows, local_rope=config.rope, rope=bare, embedding_norm=True, gated=True)
 
 
 def muse_glimmer_metadata(config: ModelConfig) -> dict[str, Value]:
-    """See `Architecture`."""
+    """Return the metadata of a configuration, see `Architecture`."""
     assert config.local_rope is not None
-    found = shared_metadata(config) | window_metadata(config.windows)
-    found |= {"rope.dimension_count": config.local_rope.dim, SCALE: config.logit_scale}
-    return found if config.final_softcap is None else found | {SOFTCAP: config.final_softcap}
+    metadata = shared_metadata(config) | window_metadata(config.windows)
+    metadata |= {"rope.dimension_count": config.local_rope.dim, SCALE: config.logit_scale}
+    return metadata if config.final_softcap is None else metadata | {SOFTCAP: config.final_softcap}
 
 
 def muse_glimmer_layer(config: ModelConfig, index: int) -> LayerSpec:
-    """What a layer computes."""
+    """Return the computation of a layer."""
     window = config.windows[index]
     return LayerSpec(
         gate="attn_gate",

@@ -16,7 +16,7 @@ from sp.models.layer.spec import LayerSpec
 
 
 def qwen3moe_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     return shared_config(keys, file, experts=read_experts(keys, shared=False))
 
 

@@ -1,5 +1,5 @@
-"""qwen35, qwen35moe: the Qwen3.5 / Qwen3.6 hybrid of Gated DeltaNet and gated attention, dense or with experts, one of
-them shared (35B-A3B, 122B-A10B).
+"""qwen35, qwen35moe: the Qwen3.5 / Qwen3.6 hybrid of Gated DeltaNet and gated attention, dense or with experts,
+including a shared one (35B-A3B, 122B-A10B).
 
 Source: Qwen Team, Qwen3-Next and Qwen3.5; Yang et al., "Gated Delta Networks", 2024.
 """
@@ -18,7 +18,7 @@ from sp.models.layer.spec import LayerSpec
 
 
 def qwen35_config(keys: Keys, file: TensorFile, experts: ExpertConfig | None = None) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     layers = keys.layers(len(file.tensors))
     kinds = _kinds(keys, layers)
     delta = _delta(keys) if "delta" in kinds else None
@@ -28,12 +28,13 @@ def qwen35_config(keys: Keys, file: TensorFile, experts: ExpertConfig | None = N
 
 
 def qwen35_metadata(config: ModelConfig) -> dict[str, Value]:
-    """See `Architecture`."""
+    """Return the metadata of a configuration, see `Architecture`."""
     delta, pairs = config.delta, config.rope.dim // 2
     assert delta is not None, "a hybrid without delta sizes"
+    # Files store a period, so the layers must have one.
     interval = config.kinds.index("attention") + 1
     assert config.kinds == tuple(_every(interval, config.layers)), f"{config.kinds}: attention at no fixed interval"
-    # The pairs are shared out in turn to the three axes of M-RoPE; text uses one position for all.
+    # M-RoPE assigns the pairs to its three axes in turn; text uses one position for all axes.
     sections = [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
     return shared_metadata(config) | {
         "rope.dimension_count": config.rope.dim,
@@ -48,7 +49,7 @@ def qwen35_metadata(config: ModelConfig) -> dict[str, Value]:
 
 
 def _kinds(keys: Keys, layers: int) -> list[LayerKind]:
-    """Which trunk layers are recurrent; the explicit list of newer files wins over the interval."""
+    """Return the kind of every layer of the main model; the explicit list of newer files overrides the interval."""
     flags = keys.flags("attention.recurrent_layers", layers)
     if flags is not None:
         return ["delta" if flag else "attention" for flag in flags]
@@ -56,30 +57,32 @@ def _kinds(keys: Keys, layers: int) -> list[LayerKind]:
 
 
 def _every(interval: int, layers: int) -> list[LayerKind]:
-    """The last of every `interval` layers attends."""
+    """Return layer kinds in which the last of every `interval` layers attends."""
     return ["delta" if (i + 1) % interval else "attention" for i in range(layers)]
 
 
 def _delta(keys: Keys) -> DeltaConfig:
-    """Sizes of the recurrent layers."""
+    """Read the sizes of the recurrent layers."""
     config = DeltaConfig(
         key_heads=keys.count("ssm.group_count"),
         value_heads=keys.count("ssm.time_step_rank"),
         head_dim=keys.count("ssm.state_size"),
         conv_kernel=keys.count("ssm.conv_kernel"),
     )
+    # Value head p reads key head ``p % key_heads``, see `DeltaConfig`.
     if config.value_heads % config.key_heads:
         keys.refuse("ssm.group_count", f"is {config.key_heads}, which does not divide {config.value_heads} value heads")
     inner = keys.count("ssm.inner_size")
     if inner != config.value_dim:
         keys.refuse(
-            "ssm.inner_size", f"is {inner}; {config.value_heads} heads x {config.head_dim} make {config.value_dim}"
+            "ssm.inner_size",
+            f"is {inner}; it must be {config.value_heads} heads x {config.head_dim} = {config.value_dim}",
         )
     return config
 
 
 def qwen35moe_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     return qwen35_config(keys, file, read_experts(keys, shared=True))
 
 

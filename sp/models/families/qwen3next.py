@@ -1,9 +1,9 @@
-"""qwen3next: Qwen3-Next and Qwen3-Coder-Next (80B-A3B): the hybrid of `qwen35moe` in another order of rows.
+"""qwen3next: Qwen3-Next and Qwen3-Coder-Next (80B-A3B): the hybrid of `qwen35moe` with another order of rows.
 
-Files hold the value heads of a key head one beside the other (value head p reads key head ``p // repeat``), alpha and
-beta in one matrix, key head by key head, and older ones q, k, v and z as well. Steps and kernels pair value head p with
-key head ``p % key_heads``; so key heads are repeated here, one for each value head: columns of the output, which
-blocks of a format hold together, stay where they are. Source: Qwen Team, Qwen3-Next, 2025; transformers,
+Files store the value heads of a key head consecutively (value head p reads key head ``p // repeat``), alpha and beta in
+one matrix, key head by key head, and older files q, k, v and z as well. Steps and kernels pair value head p with key
+head ``p % key_heads``. Key heads are therefore repeated here, one per value head: columns of the output projection,
+which blocks of a format tie together, stay in place. Source: Qwen Team, Qwen3-Next, 2025; transformers,
 ``models/qwen3_next``; keys and names: llama.cpp, ``src/models/qwen3next.cpp``.
 """
 
@@ -25,13 +25,13 @@ from sp.models.layer.spec import LayerSpec
 
 
 def qwen3next_config(keys: Keys, file: TensorFile) -> ModelConfig:
-    """See `Architecture`."""
+    """Read the configuration, see `Architecture`."""
     config = qwen35moe_config(keys, file)
     return config if config.delta is None else replace(config, delta=repeated(config.delta))
 
 
 def repeated(delta: DeltaConfig) -> DeltaConfig:
-    """The same with a key head for every value head.
+    """Return the sizes with one key head per value head.
 
     >>> repeated(DeltaConfig(16, 32, 128, 4))
     DeltaConfig(key_heads=32, value_heads=32, head_dim=128, conv_kernel=4, copies=2)
@@ -40,24 +40,26 @@ def repeated(delta: DeltaConfig) -> DeltaConfig:
 
 
 def qwen3next_metadata(config: ModelConfig) -> dict[str, Value]:
-    """See `Architecture`."""
+    """Return the metadata of a configuration, see `Architecture`."""
     delta = config.delta
     assert delta is not None, "a hybrid without delta sizes"
-    found = qwen35_metadata(config) | {"ssm.group_count": delta.key_heads // delta.copies}
-    del found["rope.dimension_sections"]  # its positions have one axis
-    return found
+    metadata = qwen35_metadata(config) | {"ssm.group_count": delta.key_heads // delta.copies}
+    del metadata["rope.dimension_sections"]  # positions have a single axis here
+    return metadata
 
 
 def qwen3next_layer(config: ModelConfig, index: int) -> LayerSpec:
-    """What a layer computes."""
+    """Return the computation of a layer."""
     return LAYER if config.kinds[index] == "attention" else replace(LAYER, mixer=grouped_delta)
 
 
 def grouped_delta(store: WeightSource, index: int) -> GatedDelta:
-    """The recurrent mixer of a layer, of rows as these files have them."""
+    """Build the recurrent mixer of a layer from rows in the order of these files."""
     c, hidden, blk = store.config.delta, store.config.hidden, f"blk.{index}."
     assert c is not None, "a delta layer without delta sizes"
+    # The file has each key head once; `_channels` repeats its rows.
     keys, values = c.key_dim // c.copies, c.value_dim
+    # Newer files store q | k | v and z in two tensors, older ones in one.
     channels, apart, mixed = _channels(c), f"{blk}attn_qkv.weight", f"{blk}ssm_in.weight"
     if mixed in store:
         qkv, gate = store.picked(mixed, (2 * keys + 2 * values, hidden), _mixed(c))
@@ -82,7 +84,7 @@ def grouped_delta(store: WeightSource, index: int) -> GatedDelta:
 
 
 def _channels(c: DeltaConfig) -> Ints:
-    """Rows of q | k | v, those of q and k repeated.
+    """Return the rows of q | k | v, with those of q and k repeated.
 
     >>> _channels(DeltaConfig(2, 2, 1, 4, copies=2))
     array([0, 0, 1, 1, 2, 3])
@@ -92,15 +94,16 @@ def _channels(c: DeltaConfig) -> Ints:
 
 
 def _split(c: DeltaConfig, parts: int, size: int, before: int = 0) -> list[Ints]:
-    """Rows of so many parts of a matrix that has, key head by key head, `before` rows and then each part's: `size` of
-    every value head. All in the order of value heads."""
-    of_key = before + parts * c.copies * size
-    rows = np.arange(c.key_heads // c.copies * of_key).reshape(-1, of_key)[:, before:]
+    """Return the rows of each of several parts of a matrix that has, key head by key head, `before` rows and then the
+    rows of each part: `size` per value head. All in the order of value heads."""
+    rows_per_key_head = before + parts * c.copies * size
+    rows = np.arange(c.key_heads // c.copies * rows_per_key_head).reshape(-1, rows_per_key_head)[:, before:]
     return [rows[:, part * c.copies * size : (part + 1) * c.copies * size].ravel() for part in range(parts)]
 
 
 def _mixed(c: DeltaConfig) -> list[Ints]:
-    """Rows of q | k | v, those of q and k repeated, and of z, of a matrix that has them key head by key head."""
+    """Return the rows of q | k | v, with those of q and k repeated, and of z, in a matrix that stores them key head by
+    key head."""
     d = c.head_dim
     values, gate = _split(c, 2, d, 2 * d)
     first = np.arange(c.key_heads // c.copies) * (2 * d + 2 * c.copies * d)

@@ -1,4 +1,4 @@
-"""What files of most families say of a model in the same keys: how it is read, and how it is written."""
+"""Keys that files of most families share: reading them into a configuration, and writing them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sp.models.file.rope_keys import read_rope, rope_metadata
 from sp.models.file.weights import TensorFile
 from sp.ops.rope import Pairing, Scaling
 
-MOST_EXPERTS = 1 << 12  # more than any model has
+MOST_EXPERTS = 1 << 12  # limit against damaged files, above any real model
 
 
 def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
-    """Sizes of the experts of every layer. `shared`: whether the family has an expert that all tokens pass. ModelError
-    for a missing or senseless key."""
+    """Read the sizes of the experts, the same in every layer. `shared`: True if the family has an expert that every
+    token passes. ModelError for a missing or invalid key."""
     count = keys.count("expert_count", most=MOST_EXPERTS)
     used = keys.count("expert_used_count")
     if used > count:
@@ -36,31 +36,36 @@ def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
 
 
 def expert_metadata(config: ExpertConfig) -> dict[str, Value]:
-    """The keys that `read_experts` reads, without prefix."""
-    found: dict[str, Value] = {
+    """Return the keys that `read_experts` reads, without prefix."""
+    metadata: dict[str, Value] = {
         "expert_count": config.count,
         "expert_used_count": config.used,
         "expert_feed_forward_length": config.width,
     }
     if config.shared:
-        found["expert_shared_feed_forward_length"] = config.shared
+        metadata["expert_shared_feed_forward_length"] = config.shared
     if not config.normalised:
-        found["expert_weights_norm"] = False
-    return found
+        metadata["expert_weights_norm"] = False
+    return metadata
 
 
-def read_heads(keys: Keys, layers: int, where: list[int], of: str = "") -> HeadSizes:
-    """Heads of the attention layers in `where`. `of`: what the keys of their lengths end in. ModelError for a missing
-    or senseless key."""
-    hidden, length, width = keys.count("embedding_length"), f"attention.key_length{of}", f"attention.value_length{of}"
+def read_heads(keys: Keys, layers: int, where: list[int], suffix: str = "") -> HeadSizes:
+    """Read the head sizes of the attention layers in `where`. `suffix`: suffix of the keys of their lengths. ModelError
+    for a missing or invalid key."""
+    hidden, length, width = (
+        keys.count("embedding_length"),
+        f"attention.key_length{suffix}",
+        f"attention.value_length{suffix}",
+    )
     heads = keys.uniform("attention.head_count", layers, where)
     kv_heads = keys.uniform("attention.head_count_kv", layers, where, default=heads)
     if heads % kv_heads:
         keys.refuse("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+    # Without the keys a head is ``hidden / heads`` wide, if that is a whole number.
     even = None if hidden % heads else hidden // heads
     head_dim, value_dim = keys.count(length, default=even), keys.count(width, default=even)
     if value_dim != head_dim:
-        keys.refuse(width, f"is {value_dim}; sp needs the key length {head_dim}")
+        keys.refuse(width, f"is {value_dim}; it must equal the key length {head_dim}")
     return HeadSizes(heads, kv_heads, head_dim)
 
 
@@ -78,15 +83,16 @@ def shared_config(
     base: float | None = None,
     quieted: bool = False,
 ) -> ModelConfig:
-    """Read what families have in common; the rest is given.
+    """Read what families have in common; the arguments provide the rest.
 
-    `file`: its embedding tells the size of the vocabulary. `heads`: of attention layers; by default as `read_heads` has
-    them for all. `kinds`: what mixes tokens in every layer of the trunk;
-    attention in all by default. `gated`, `delta`, `experts`: see `ModelConfig`; with experts in every layer files need
-    not tell ``feed_forward_length``. `pairing`, `scaling`: see `Rope`; a scaling that the keys do not tell. `base`:
-    ``rope.freq_base`` of files that do not tell it; needed if left out. `quieted`: see `read_rope`. ModelError for a
-    missing or senseless key; the message names key and file.
+    `file`: its embedding gives the size of the vocabulary. `heads`: of attention layers; by default read by
+    `read_heads`, the same for all. `kinds`: token mixer of every layer; attention in all by default. `gated`, `delta`,
+    `experts`: see `ModelConfig`; with experts in every layer files need no ``feed_forward_length``. `pairing`,
+    `scaling`: see `Rope`; a scaling that keys do not describe. `base`: ``rope.freq_base`` of files without it; the key
+    is required if omitted. `quieted`: see `read_rope`. ModelError for a missing or invalid key; the message names key
+    and file.
     """
+    # The number of tensors bounds the block count of a damaged file.
     layers = keys.layers(len(file.tensors))
     mixers: list[LayerKind] = list(kinds) or ["attention"] * layers
     with_attention = [i for i, kind in enumerate(mixers) if kind == "attention"]
@@ -112,29 +118,29 @@ def shared_config(
     )
 
 
-def read_rope_dim(keys: Keys, head_dim: int, of: str = "") -> int:
-    """Values of a head that RoPE turns: all where files do not tell; ModelError where they cannot be. `of`: what the
-    key ends in."""
-    key = f"rope.dimension_count{of}"
-    found = keys.count(key, default=head_dim)
-    if found % 2 or found > head_dim:
-        keys.refuse(key, f"is {found}; it must be even and at most the head's {head_dim}")
-    return found
+def read_rope_dim(keys: Keys, head_dim: int, suffix: str = "") -> int:
+    """Read the number of values of a head that RoPE rotates: all without the key; ModelError if the number is
+    impossible. `suffix`: suffix of the key."""
+    key = f"rope.dimension_count{suffix}"
+    rotated = keys.count(key, default=head_dim)
+    if rotated % 2 or rotated > head_dim:
+        keys.refuse(key, f"is {rotated}; it must be even and at most the head's {head_dim}")
+    return rotated
 
 
 WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern"
 
 
 def read_windows(keys: Keys, layers: int, window: int, every: int) -> tuple[int | None, ...]:
-    """The window of each layer, from flags by layer, or from a number: of so many layers the last has none. `every`:
-    that number where files do not tell."""
+    """Read the window of each layer, from flags by layer or from a period: the last layer of each period has none.
+    `every`: period of files without the key."""
     if values.listed(keys.get(WINDOWED)) is not None and (flags := keys.flags(WINDOWED, layers)) is not None:
         return tuple(window if flag else None for flag in flags)
     return every_window(layers, window, keys.count(WINDOWED, default=every))
 
 
 def every_window(layers: int, window: int, every: int) -> tuple[int | None, ...]:
-    """Windows of all layers but the last of every so many.
+    """Return the windows of all layers; the last layer of every period has none.
 
     >>> every_window(5, 96, 2)
     (96, None, 96, None, 96)
@@ -143,23 +149,23 @@ def every_window(layers: int, window: int, every: int) -> tuple[int | None, ...]
 
 
 def window_metadata(windows: Sequence[int | None]) -> dict[str, Value]:
-    """The keys that `read_windows` reads, without prefix: a number where one says it all, or flags."""
+    """Return the keys that `read_windows` reads, without prefix: a period if it describes all layers, or flags."""
     window = next(window for window in windows if window is not None)
     every = next((layer + 1 for layer, window in enumerate(windows) if window is None), len(windows) + 1)
-    alike = tuple(windows) == every_window(len(windows), window, every)
-    return {WINDOW: window, WINDOWED: every if alike else [window is not None for window in windows]}
+    periodic = tuple(windows) == every_window(len(windows), window, every)
+    return {WINDOW: window, WINDOWED: every if periodic else [window is not None for window in windows]}
 
 
-LEAST_CAP = 1e-3  # below it scores would all be one, and their quotient no number
+LEAST_CAP = 1e-3  # a smaller cap would flatten all scores, and the division by it would overflow
 
 
 def read_softcap(keys: Keys, key: str) -> float | None:
-    """A bound that numbers are softly kept within; None where there is none."""
+    """Read a soft cap; None without one."""
     return keys.real(key, above=LEAST_CAP) if keys.is_set(key) else None
 
 
 def shared_metadata(config: ModelConfig) -> dict[str, Value]:
-    """The keys that `shared_config` reads, without prefix, in file order; RoPE turns whole heads."""
+    """Return the keys that `shared_config` reads, without prefix, in file order; RoPE rotates whole heads."""
     c = config
     width: dict[str, Value] = {"feed_forward_length": c.ffn[0] if len(set(c.ffn)) == 1 else list(c.ffn)}
     return {

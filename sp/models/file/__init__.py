@@ -1,1 +1,1 @@
-"""What a file says of a model: its keys, its tensors, and what is refused."""
+"""Model files: their keys and tensors, and the files that are refused."""

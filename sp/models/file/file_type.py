@@ -1,14 +1,14 @@
-"""File types: which block format each tensor of a model gets.
+"""File types: the block format of each tensor of a model.
 
-By the name of a format, all matrices have it. Three names are mixes, which spend more bits where they matter.
+A type named after a format uses it for all matrices. Three types are mixes, which spend more bits where they matter.
 ``q4_k_m`` is llama.cpp's rule: Q6_K for the output matrix, and for the value projections and feed-forward outputs of
 the first eighth, the last eighth and every third layer between, Q4_K elsewhere. Source: ``llama_tensor_get_type`` in
 llama.cpp, as of 2026 also for the joint projection of recurrent layers.
 
-``ud-q4_k_xl`` stands for the dynamic mixes that are shared under that name, of eight formats and with a choice for
-every tensor. Those choices come from measurements of each model and follow no rule. The ones here are ours: the same
-formats in the places where published lists have them, by layer in turns of sixteen, so that the 27B file is as large as
-the published one of 17.6 GB. Shares of its bytes: Q5_K 34 %, Q6_K 32 %, IQ4_XS 14 %, Q4_K 14 %, Q3_K 2.6 %,
+``ud-q4_k_xl`` imitates the dynamic mixes that are published under that name, with eight formats and a choice for every
+tensor. Their choices come from measurements of each model and follow no rule. The ones here are ours: the same formats
+in the places where published lists have them, assigned to layers with a period of sixteen, so that the 27B file is as
+large as the published one of 17.6 GB. Shares of its bytes: Q5_K 34 %, Q6_K 32 %, IQ4_XS 14 %, Q4_K 14 %, Q3_K 2.6 %,
 IQ4_NL 2.3 %, IQ3_S 1.7 %, Q8_0 0.1 %.
 
 ``mxfp4_moe`` is how gpt-oss is published: experts in MXFP4, in which they were trained, and Q8_0 elsewhere.
@@ -32,17 +32,17 @@ _MIXES = {
 
 
 def _file_types() -> dict[str, int]:
-    """Every format of the package that a file can be of, by the nearest of the names that GGUF has numbers for."""
+    """Return every format of the package that a file can have, with the number of the closest GGUF file type."""
     numbers = {kind.name: int(kind) for kind in LlamaFileType}
-    found: dict[str, int] = {}
+    types: dict[str, int] = {}
     for fmt in FORMATS.values():
         names = (f"ALL_{fmt.name}", f"MOSTLY_{fmt.name}", f"MOSTLY_{fmt.name}_S", f"MOSTLY_{fmt.name}_MOE")
-        found |= {fmt.name.lower(): numbers[name] for name in names if name in numbers}
-    return found
+        types |= {fmt.name.lower(): numbers[name] for name in names if name in numbers}
+    return types
 
 
 FILE_TYPES: Mapping[str, int] = {name: int(kind) for name, kind in _MIXES.items()} | _file_types()
-"""File types by name, with the number GGUF keeps in ``general.file_type``; but for the mixes, names of formats."""
+"""File types by name, with their number in ``general.file_type``; all but the mixes are names of formats."""
 
 _NARROW = {
     "IQ4_NL": ("Q2_K", "Q3_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"),
@@ -50,7 +50,7 @@ _NARROW = {
     "Q5_0": ("Q4_K",),
     "Q5_1": ("Q5_K",),
     "Q8_0": ("Q6_K",),
-}  # formats of 32 values for rows that are no whole blocks of 256, and what each stands in for, as llama.cpp has it
+}  # formats of 32 values for rows that are not whole blocks of 256, and the formats each replaces, as in llama.cpp
 
 _MORE_BITS = (
     "ffn_down.weight",
@@ -85,25 +85,25 @@ _DYNAMIC: Mapping[str, tuple[str, Mapping[str, tuple[int, ...]]]] = {
     "ffn_gate_shexp.weight": ("Q6_K", {}),
     "ffn_up_shexp.weight": ("Q6_K", {}),
     "ffn_down_shexp.weight": ("Q8_0", {}),
-}  # of ``ud-q4_k_xl``: the format of a tensor, and others for layers whose number modulo 16 is listed
+}  # of ``ud-q4_k_xl``: the usual format of a tensor, and other formats by layer number modulo 16
 
 
 def file_type_id(file_type: str) -> int:
-    """Number of a file type; ConfigError with the nearest names when there is none."""
+    """Return the GGUF number of a file type; ConfigError with the nearest names if there is none."""
     if file_type not in FILE_TYPES:
         raise unknown_name("file type", file_type, FILE_TYPES)
     return FILE_TYPES[file_type]
 
 
 def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: int, tied: bool) -> BlockFormat:
-    """Format of one tensor.
+    """Return the format of one tensor.
 
     `file_type`: one of `FILE_TYPES`. `name`: GGUF name, e.g. ``"blk.3.ffn_down.weight"``. `shape`: fastest axis last.
-    `layers`: layers of the trunk, which the rule of ``q4_k_m`` divides. `tied`: whether the embedding also serves as
-    output matrix and so takes its format. Returns F32 for vectors, and for `_PLAIN`. Where a row is not
-    whole blocks of the chosen format, that of 32 values which llama.cpp takes instead (Q5_0 for Q4_K, Q5_1 for Q5_K,
-    Q8_0 for Q6_K, IQ4_NL for formats of fewer bits), or F16 when it is not a multiple of 32 either. ConfigError when
-    the file type is unknown.
+    `layers`: layers of the main model, which the rule of ``q4_k_m`` divides. `tied`: True if the embedding is also the
+    output matrix and so takes its format. Vectors and `_PLAIN` are F32. If a row is not whole blocks of the chosen
+    format, the format of 32 values that llama.cpp uses instead is returned (Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for
+    Q6_K, IQ4_NL for formats of fewer bits), or F16 if it is not a multiple of 32 either. ConfigError if the file type
+    is unknown.
     """
     file_type_id(file_type)
     if len(shape) < 2 or name.endswith(_PLAIN):
@@ -121,8 +121,8 @@ def tensor_format(file_type: str, name: str, shape: tuple[int, ...], *, layers: 
 
 def _narrow(fmt: BlockFormat, width: int) -> BlockFormat:
     for other, wide in _NARROW.items():
-        if fmt.name in wide and width % (found := format_by_name(other)).block_size == 0:
-            return found
+        if fmt.name in wide and width % (narrow := format_by_name(other)).block_size == 0:
+            return narrow
     return F16
 
 

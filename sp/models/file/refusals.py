@@ -1,6 +1,6 @@
-"""Files that are sound and not for sp: each is told in one line, with what it is and what to take instead.
+"""Valid files that sp cannot run: each is refused in one line, with the kind of file and what to use instead.
 
-A key that nobody reads is the dangerous kind: the model would load and say something else than it was trained to.
+A key that no one reads is the dangerous case: the model would load and compute something else than it was trained for.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 Source: gguf-py, ``gguf/constants.py``, and the loaders of llama.cpp, ``src/models``.
 """
 EXPERTS = "a mixture of experts"
-SHORT = 24  # characters of what a file calls its architecture, beside the names of all that run
+SHORT = 24  # most characters shown of an architecture's name, next to the list of supported ones
 KINDS = {
-    "dflash": "a DFlash draft, no model by itself: give it with --speculator, and its target with --target",
-    "dspark": "a DSpark draft, no model by itself",
-    "eagle": "an EAGLE draft, no model by itself",
-    "assistant": "a draft, no model by itself",
-    "clip": "an encoder of pictures or sound, no language model",
-    "bert": "an encoder, no language model",
-    "gemma3n": "with embeddings of every layer, AltUp and layers that share keys, which sp does not compute",
-    "laguna": "with softplus gates, other numbers of heads by layer and sigmoid routers, which sp does not compute",
-    "qwen4exp": "with hyper-connections, an indexer of keys and embeddings of n-grams, which sp does not compute",
-    "deepseek4": "with hyper-connections and compressed attention, which sp does not compute",
-    "glm-dsa": "with latent attention and an indexer of keys, which sp does not compute",
-    "glm5next": "with latent attention and an indexer of keys, which sp does not compute",
-    "minimax-m3": "with an indexer of keys and sigmoid routers, which sp does not compute",
-    "nemotron_h": "with layers of Mamba-2 and latent experts, which sp does not compute",
+    "dflash": "a DFlash draft, not a model by itself: pass it with --speculator, and its target with --target",
+    "dspark": "a DSpark draft, not a model by itself",
+    "eagle": "an EAGLE draft, not a model by itself",
+    "assistant": "a draft, not a model by itself",
+    "clip": "an encoder of pictures or sound, not a language model",
+    "bert": "an encoder, not a language model",
+    "gemma3n": "with embeddings of every layer, AltUp and layers that share keys, which sp does not support",
+    "laguna": "with softplus gates, other numbers of heads by layer and sigmoid routers, which sp does not support",
+    "qwen4exp": "with hyper-connections, an indexer of keys and embeddings of n-grams, which sp does not support",
+    "deepseek4": "with hyper-connections and compressed attention, which sp does not support",
+    "glm-dsa": "with latent attention and an indexer of keys, which sp does not support",
+    "glm5next": "with latent attention and an indexer of keys, which sp does not support",
+    "minimax-m3": "with an indexer of keys and sigmoid routers, which sp does not support",
+    "nemotron_h": "with layers of Mamba-2 and latent experts, which sp does not support",
     "moe": EXPERTS,
     "mixtral": EXPERTS,
     "deepseek2": EXPERTS,
-}  # what a piece of an architecture's name tells of files that sp does not run; the first that fits counts
+}  # descriptions of unsupported architectures, by a part of their name; the first match counts
 
 
 def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:
-    """Refuse a file whose metadata ask for something that no part of sp computes. `honoured`: keys of `NEUTRAL` that
-    whoever asks reads by itself. ModelError: by ``keys.refuse``; the message names the key, its value and the file."""
+    """Refuse a file whose metadata asks for something that sp does not support. `honoured`: keys of `NEUTRAL` that the
+    caller supports. ModelError by ``keys.refuse``; the message names the key, its value and the file."""
     for key, neutral in NEUTRAL.items():
         value = keys.get(key)
         if value is None or key in honoured or _changes_nothing(value, neutral) or _is_default(keys, key, value):
             continue
-        what = f", {EXPERTS}; take a dense model" if key == "expert_count" else _UNREAD
+        reason = f", {EXPERTS}; use a dense model" if key == "expert_count" else _UNREAD
         plain = _plain(value)
-        keys.refuse(key, f"is {f'{plain:g}' if isinstance(plain, float) else values.shown(plain)}{what}")
+        keys.refuse(key, f"is {f'{plain:g}' if isinstance(plain, float) else values.shown(plain)}{reason}")
 
 
-_UNREAD = ", which sp does not compute; take a model without it"
+_UNREAD = ", which sp does not support; use a model without it"
 
 
 def _plain(value: Any) -> Any:
@@ -93,20 +93,22 @@ def _plain(value: Any) -> Any:
 
 
 def _changes_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether a value, or every one of a list by layers, is one of those that change nothing."""
+    """Return True if a value, or every item of a per-layer list, is neutral."""
     items = values.listed(value)
-    found = [value] if items is None else items
-    return len(found) <= MAX_BLOCKS and all(
-        type(plain := _plain(one)) in (int, float, bool, str) and plain in neutral for one in found
+    entries = [value] if items is None else items
+    return len(entries) <= MAX_BLOCKS and all(
+        type(plain := _plain(entry)) in (int, float, bool, str) and plain in neutral for entry in entries
     )
 
 
 def _is_default(keys: Keys, key: str, value: Any) -> bool:
-    """Whether a number says only what holds without it: the usual scale of scores, or a window that hides nothing."""
+    """Return True if a number equals the default: the usual scale of scores, or a window at least as long as the
+    context."""
     number = values.real(value)
     if number is None:
         return False
     if key == "attention.sliding_window":
+        # A window at least as long as the context hides nothing.
         context = values.whole(keys.get("context_length"))
         return context is not None and number >= context
     if key != "attention.scale":
@@ -114,31 +116,34 @@ def _is_default(keys: Keys, key: str, value: Any) -> bool:
     heads, hidden, head_dim = (
         values.whole(keys.get(k)) for k in ("attention.head_count", "embedding_length", "attention.key_length")
     )
+    # The usual scale is one over the root of the head size.
     if head_dim is None and heads is not None and hidden is not None and heads > 0:
         head_dim = hidden // heads
     return head_dim is not None and 0 < head_dim <= MAX_SIZE and math.isclose(number, head_dim**-0.5, rel_tol=1e-5)
 
 
 def unsupported(architecture: object, known: Iterable[str]) -> str:
-    """What to say of an architecture that is not among those `known`, and what to do."""
+    """Describe an architecture that is not in `known`, and say what to do."""
     name = (values.text(architecture) or "").lower()
-    what = next((told for piece, told in KINDS.items() if piece in name), None)
-    if what is not None and ":" in what:
-        return f"architecture {values.shown(architecture, SHORT)} is {what}"
-    kind = f" ({what})" if what else ""
+    description = next((text for piece, text in KINDS.items() if piece in name), None)
+    if description is not None and ":" in description:
+        return f"architecture {values.shown(architecture, SHORT)} is {description}"
+    kind = f" ({description})" if description else ""
     return (
         f"architecture {values.shown(architecture, SHORT)}{kind} is not supported; sp runs {', '.join(known)}: "
-        "take a model of one of them"
+        "use a model of one of them"
     )
 
 
 def prediction_only(names: Iterable[str]) -> int | None:
-    """The first block of a file that holds multi-token prediction and no trunk; None of all other files."""
+    """Return the first block of a file that holds only multi-token prediction, without the main model; None for all
+    other files."""
     blocks: set[int] = set()
     heads: set[int] = set()
     for name in names:
         first, _, rest = name.partition(".")
         number, _, part = rest.partition(".")
+        # The length limit keeps int() cheap for hostile names.
         if first == "blk" and number.isdecimal() and len(number) < 8:
             blocks.add(int(number))
             if part.startswith("nextn."):
@@ -147,10 +152,10 @@ def prediction_only(names: Iterable[str]) -> int | None:
 
 
 def refuse_prediction(path: str, names: Iterable[str]) -> None:
-    """ModelError for a file of multi-token prediction alone."""
+    """Raise ModelError for a file of multi-token prediction only."""
     block = prediction_only(names)
     if block is not None:
         raise ModelError(
             f"{path}: holds multi-token prediction alone (blk.{block}.nextn), which sp does not run; "
-            "give the whole model, and a DFlash draft model of it with --speculator"
+            "use the whole model, and for speculative decoding pass a DFlash draft of it with --speculator"
         )

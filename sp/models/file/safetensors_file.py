@@ -1,4 +1,4 @@
-"""SafetensorsFile: the tensors of one .safetensors file as packed weights, views of the mapped file."""
+"""SafetensorsFile: the tensors of one .safetensors file as packed weights, which are views of the mapped file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sp.values import shown
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 
 
-MOST_HEADER = 8 << 20  # bytes; the header of a checkpoint with ten thousand tensors takes one million
-LONGEST_NAME = 128  # characters of a tensor's name; the longest of published checkpoints have some 80
+MOST_HEADER = 8 << 20  # bytes; the header of a checkpoint with ten thousand tensors has one million
+LONGEST_NAME = 128  # characters of a tensor's name; the longest of published checkpoints have about 80
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """An entry of the header; `start` counts from the first byte after it."""
+    """Entry of the header; `start` is an offset from the first byte after the header."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -30,12 +30,12 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """A file opened for reading; do not change it while it is in use.
+    """A file opened for reading; it must not change while it is in use.
 
     Attributes
     ----------
     nbytes : int
-        Of the file.
+        Bytes of the file.
 
     Examples
     --------
@@ -53,21 +53,23 @@ class SafetensorsFile:
 
     @classmethod
     def open(cls, path: str | Path) -> SafetensorsFile:
-        """Open a file whose header the safetensors library finds sound. ModelError when the file cannot be read or is
+        """Open a file whose header the safetensors library accepts. ModelError if the file cannot be read or is
         damaged."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
+        # Before the library reads the header into memory.
         _check_header_size(path)
         try:
             with safe_open(path, framework="numpy"):
-                pass  # checks sizes, offsets and the length of the file
+                pass  # opening checks sizes, offsets and the length of the file
             mapped = np.memmap(path, np.uint8, "r")
         except SafetensorError as error:
             reason = plain(str(error), 120)
             raise ModelError(f"{path}: is no sound safetensors file ({reason}); get it again") from None
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check the path") from None
+        # The file starts with the header's length, uint64 little-endian.
         end = 8 + int(mapped[:8].view("<u8")[0])
         header = json.loads(mapped[8:end].tobytes())
         header.pop("__metadata__", None)
@@ -75,13 +77,14 @@ class SafetensorsFile:
             name: StoredTensor(tuple(entry["shape"]), entry["dtype"], entry["data_offsets"][0])
             for name, entry in header.items()
         }
+        # Names reach messages and terminals, so control characters are refused.
         odd = next((name for name in tensors if len(name) > LONGEST_NAME or not name.isprintable()), None)
         if odd is not None:
             raise ModelError(f"{path}: no model has a tensor {shown(odd)}; get the file again")
         return cls(path, tensors, mapped[end:], end)
 
     def weight(self, name: str) -> Weight:
-        """The tensor `name`, packed. ModelError when it is no matrix or vector of a type that `sp` decodes."""
+        """Return the tensor `name`, packed. ModelError if it is not a matrix or vector of a supported type."""
         info = self.tensors[name]
         fmt = DTYPES.get(info.dtype)
         if fmt is None or not info.shape:
@@ -91,14 +94,14 @@ class SafetensorsFile:
         return Weight(name, fmt, info.shape, data.reshape(rows))
 
     def locate(self, data: Bytes) -> tuple[Path, int]:
-        """The file, and the offset in it, of a view of `weight`'s data; see `GGUFFile.locate`."""
+        """Return the file, and the offset in it, of a view of `weight`'s data; see `GGUFFile.locate`."""
         offset = data.ctypes.data - self._data.ctypes.data
         assert 0 <= offset <= len(self._data) - data.nbytes, "no view of this file"
         return self.path, self._start + offset
 
 
 def _check_header_size(path: Path) -> None:
-    """ModelError where a file says that its header takes more than any checkpoint's, before anybody reads that."""
+    """Raise ModelError if a file claims a header larger than any checkpoint's, before anyone reads it."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -61,6 +61,7 @@ class Attention:
         q_rows = sizes.heads * d * (2 if config.gated and spec.gate is None else 1)
         kv_rows = sizes.kv_heads * d
         v: Weight | None
+        # Some files fuse the three projections; the rows are split as views.
         if f"{blk}attn_qkv.weight" in store:
             fused = store.matrix(f"{blk}attn_qkv.weight", (q_rows + 2 * kv_rows, hidden))
             q, k, v = split_rows(fused, [q_rows, kv_rows, kv_rows])
@@ -71,6 +72,7 @@ class Attention:
         gate = None if spec.gate is None else store.matrix(f"{blk}{spec.gate}.weight", (q_rows, hidden))
         out = store.matrix(f"{blk}attn_output.weight", (hidden, sizes.heads * d))
         biases, norms = None, HeadNorms(None, None, config.eps, spec.value_norm)
+        # None means that the file decides, as in the llama family.
         if f"{blk}attn_q.bias" in store if spec.bias is None else spec.bias:
             lengths = {"q": q_rows, "k": kv_rows, "v": kv_rows}
             biases = tuple(store.vector(f"{blk}attn_{part}.bias", length) for part, length in lengths.items())

@@ -71,6 +71,7 @@ class Block:
             mix, bias = (Mix(mixer, (self.attn_norm, self.eps)),), None
         feed = Mlp(ffn, (self.ffn_norm, self.eps))
         return (
+            # Each sublayer ends in the only step that changes the stream.
             with_consumer((*mix, Join(mixer.out, self._post_norm(self.attn_post_norm), bias=bias))),
             with_consumer((feed, Join(ffn.down, self._post_norm(self.ffn_post_norm), scale=self.output_scale))),
         )

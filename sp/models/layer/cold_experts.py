@@ -99,6 +99,7 @@ class StackRing:
         self.open()
         slot = self._fetched(layer)
         self._slots.remove(slot)
+        # Moved to the end: the first slot is the one to overwrite next.
         self._slots.append(slot)
         if (following := self._following(layer)) != layer:
             self._fetched(following)
@@ -113,6 +114,7 @@ class StackRing:
         """Release the device memory once nothing reads it; True if there was any."""
         if not self._slots:
             return False
+        # Memory is freed on the current stream, and the copies run on another one.
         import_cupy().cuda.get_current_stream().wait_event(self._stream.record())
         self._slots.clear()
         return True
@@ -142,6 +144,7 @@ class StackRing:
             if slot.layer == layer:
                 return slot
         slot, runtime = self._slots[0], import_cupy().cuda.runtime
+        # The copy may overwrite the slot only after its last reader.
         self._stream.wait_event(slot.last_use)
         for source, target in zip(self._stacks[layer], self._over(layer, slot.buffer), strict=True):
             pointers = target.data.data.ptr, source.data.data.ptr
@@ -175,8 +178,8 @@ def rounded(nbytes: int) -> int:
 
 
 BY_NEED = MOST_NODES
-"""Tokens up to which kernels read the experts that were chosen from host memory, and no layer is brought over: those of
-the largest tree, for a CUDA graph cannot hold copies that are begun ahead of it."""
+"""Number of tokens up to which kernels read the chosen experts directly from host memory, and no layer is copied: the
+nodes of the largest tree, because a CUDA graph cannot contain copies that start before it."""
 SHARES = (0.125, 0.25, 0.5)  # shares of a layer's experts for which hit rates are reported
 
 
@@ -215,6 +218,7 @@ class ColdExperts:
     def choices(self) -> ExpertChoices:
         """Return the choices since `restart`; waits for the device."""
         prompt, decoded = self._by_prompt.get(), self._chosen.get()
+        # Nothing was decoded after a prefill alone, and a rate would be 0/0.
         rates = {f"{share:g}": hit_rate(prompt, decoded, share) for share in SHARES} if decoded.any() else {}
         return ExpertChoices(int(prompt.sum()), int(decoded.sum()), rates)
 

@@ -61,6 +61,7 @@ class GatedDelta:
         reads key head ``p % key_heads``, so the file stores value heads in rounds of one per key head. A GPU takes its
         part of every round, which keeps that order within its shard."""
         c = self.sizes
+        # q and k are one group each in `qkv`, v is one group per round: hence rounds + 2.
         rounds = c.value_heads // c.key_heads
         return replace(
             self,
@@ -92,6 +93,7 @@ class GatedDelta:
             qkv, alpha, beta, z = project(x, weights, norm, f32=(False, True, True, False))
         else:
             qkv, alpha, beta = project(x, (self.qkv, self.alpha, self.beta), norm, f32=(False, True, True))
+            # The gate is needed for the output rows only, unlike the inputs of the recurrence.
             (z,) = project(x[n - rows :], (self.gate,), norm)
         state = flow.cache.state(self.index)
         if state.real is not None:
@@ -99,6 +101,7 @@ class GatedDelta:
         out = delta_mixer(qkv, z, alpha, beta, self.params, state, rows)
         if state.real is not None:
             keep_taps(qkv, state.conv, state.real)
+        # Padding is counted too; the caller of a padded graph corrects the counts.
         state.tokens += n
         return out
 

@@ -143,6 +143,7 @@ class Experts:
         """Build the experts of block `index`."""
         c, hidden, blk = store.config.experts, store.config.hidden, f"blk.{index}."
         assert c is not None, "a layer of experts without their sizes"
+        # A fused tensor has the gate rows of an expert, then its up rows.
         fused = f"{blk}ffn_gate_up_exps.weight"
         names = (fused,) if fused in store else (f"{blk}ffn_gate_exps.weight", f"{blk}ffn_up_exps.weight")
         rows = 2 * c.width // len(names)
@@ -159,6 +160,7 @@ class Experts:
     def shard(self, shard: ShardSpec) -> Experts:
         """Return one GPU's shard: some columns of every expert's hidden layer; see `Shardable`. The router is whole, so
         all GPUs choose the same experts."""
+        # Every expert is a group of rows of its own, two in a fused stack.
         groups = self.sizes.count * 2 // len(self.into)
         return replace(
             self,

@@ -91,6 +91,7 @@ class ShardSpec:
         """Return the model as this GPU has it; hidden size and vocabulary stay whole. ConfigError if heads or
         feed-forward do not divide evenly; the message names the numbers of GPUs that fit."""
         c, delta, experts, others = config, config.delta, config.experts, config.global_heads
+        # Everything that is split must divide evenly, except the vocabulary.
         counts = {"kv heads": c.kv_heads}
         if others is not None:
             counts["kv heads of layers without a window"] = others.kv_heads
@@ -102,6 +103,7 @@ class ShardSpec:
             counts["columns of an expert"] = gcd(experts.width, experts.shared)
         # the last GPU's rows of the head must not be empty, see `vocabulary`
         if any(count % self.size for count in counts.values()) or c.vocab < self.size**2:
+            # Candidates for the message: up to 16 GPUs.
             fits = [str(size) for size in range(1, 17) if not any(count % size for count in counts.values())]
             have = ", ".join(f"{count} {part}" for part, count in counts.items())
             raise ConfigError(f"{self.size} GPUs cannot share {have}; {' or '.join(fits)} can")
@@ -125,5 +127,5 @@ class ShardSpec:
         return replace(delta, key_heads=heads[0], value_heads=heads[1])
 
 
-POST_NORMS_REFUSAL = "several GPUs cannot share layers with norms behind their halves; use one GPU, or --target-gpus 1"
-"""Why layers of Gemma and Muse Glimmer are not shared: such a norm is of a sum that no GPU has yet."""
+POST_NORMS_REFUSAL = "several GPUs cannot share layers with post-norms; use one GPU, or --target-gpus 1"
+"""Refusal for Gemma and Muse Glimmer: a post-norm needs the complete sum, which no GPU has before the all-reduce."""

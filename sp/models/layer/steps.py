@@ -176,6 +176,7 @@ class Attend:
     def __call__(self, flow: Flow) -> None:
         index, rule = self.mixer.index, self.mixer.rule
         if rule.window is not None:
+            # Windows refer to positions, so the first visible token depends on the queries.
             rule = flow.rule(self.mixer)
         # before attention: a hook may read the queries, which are dropped below
         if flow.on_attention is not None:
@@ -242,12 +243,14 @@ class Join:
     scale: Floats | None = None  # float32 (1,): factor on the stream after the addition
 
     def __call__(self, flow: Flow) -> None:
+        # `flow.norm` becomes the deferred norm only if the product below starts it.
         x, h, before, flow.norm, flow.h = flow.x, flow.h, flow.norm, self.next_norm, None
         if self.bias is not None:  # first, because the product may start the deferred norm of the sum
             x = added(x, self.bias)
         if self.post_norm is None and self.scale is None and self.next_norm is not None and self.weight is not None:
             flow.x, flow.norm = project_add_before(x, h, self.weight, self.next_norm, before)
             return
+        # With a post-norm the contribution is computed apart, normed, and then added.
         to = x if self.post_norm is None else array_module(x).zeros(x.shape, np.float32)
         if self.weight is not None:
             to = project_add(to, h, self.weight)

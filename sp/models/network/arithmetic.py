@@ -1,4 +1,4 @@
-"""with_precision: which weights of a model are multiplied in what, as it was asked for."""
+"""with_precision: marks the weights of a model that are multiplied in int8 or fp8, as requested."""
 
 from __future__ import annotations
 
@@ -28,44 +28,46 @@ FASTER = {
     ("portable", (8, 6)): "predicted",
     ("portable", (8, 9)): "predicted",
 }
-"""Where int8 beats BF16, by path and compute capability, and how that is known: measured on an H200
-(``results/nvidia-h200/prefill.jsonl``); predicted from rates of tensor cores, four times those of BF16
+"""Paths and compute capabilities on which int8 is faster than BF16, with the evidence: measured on an H200
+(``results/nvidia-h200/prefill.jsonl``), or predicted from the rates of tensor cores, four times those of BF16
 (``results/nvidia-h200/notes-int8.md``)."""
 
 LEAST_INPUTS = 4096
-"""Weights of fewer inputs gain nothing: with 1,024 to 3,072 products took longer than in BF16 on an H200, with 5,120
-and more two thirds of the time (``results/nvidia-h200/notes-int8.md``); in between nothing was measured."""
+"""Weights with fewer inputs gain nothing: on an H200 products with 1,024 to 3,072 inputs took longer than in BF16, with
+5,120 and more two thirds of the time (``results/nvidia-h200/notes-int8.md``); nothing was measured in between."""
 NARROW_INPUTS = {"sm_90a": (1024,)}
-"""But so many do by this path: queries, keys and values took 0.78 of BF16's time on an H200, and gate and up have a
-kernel of their own, `gemm_bytes_narrow_sm90` (``results/notes/narrow-products.md``). Of fewer nothing was measured."""
+"""Exceptions by path: on an H200 queries, keys and values took 0.78 of BF16's time, and gate and up have a kernel of
+their own, `gemm_bytes_narrow_sm90` (``results/notes/narrow-products.md``). Fewer inputs were not measured."""
 ALONE = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight")
-"""Ends of a half block, whose inputs no other product shares: of so few, rounding them takes what int8 gains."""
+"""Last products of a sublayer, whose inputs no other product shares: if narrow, quantising these inputs costs what int8
+gains."""
 
 MOST_ERROR = 0.01
-"""Relative error, root mean square, that rounding a weight may cost.
+"""Largest relative error, root mean square, of a quantised weight.
 
 Normal weights lose 0.69 % and normal inputs 0.70 %, loud channels apart (``eight_bit_errors``). A weight at the bound
 and inputs make 1.22 % of a product, which is below the 1.26 % of blocks of 32, as llama.cpp has them, with Q4_K.
 """
-SAMPLED = 16  # rows of a weight that its error is taken from, evenly spaced: 320 groups of 5,120 inputs
+SAMPLED = 16  # evenly spaced rows of a weight for which its error is measured: 320 groups of 5,120 inputs
 
 
 def is_faster(device: str) -> tuple[bool, str]:
-    """Whether int8 is known to be faster on a device than BF16, and how, or why not, in a phrase."""
+    """Return True if int8 is known to be faster than BF16 on a device, and a phrase with the evidence or the reason why
+    not."""
     if device == "cpu":
         return False, "int8 is slower on the CPU"
-    path, found = current_path(), capability(current_device())
+    path, compute = current_path(), capability(current_device())
     if not any(Math.INT8 in kernel.maths for kernel in kernels(path)):
         return False, f"no kernel of path {path} multiplies int8"
-    where = f"by path {path} on compute capability {found[0]}.{found[1]}"
-    if (path, found) not in FASTER:
+    where = f"by path {path} on compute capability {compute[0]}.{compute[1]}"
+    if (path, compute) not in FASTER:
         return False, f"int8 is not known to be faster {where}"
-    return True, f"int8 was {FASTER[path, found]} to be faster {where}"
+    return True, f"int8 was {FASTER[path, compute]} to be faster {where}"
 
 
 def gains(name: str, inputs: int, narrow: Sequence[int], least: int = LEAST_INPUTS) -> bool:
-    """Whether int8 is faster for a weight of so many inputs, where it is faster at all. `narrow`: of `NARROW_INPUTS`,
-    those of a path. `least`: so many gain without these.
+    """Return True if int8 is faster for a weight with so many inputs, on a device where it is faster at all. `narrow`:
+    exceptions of the path, see `NARROW_INPUTS`. `least`: number of inputs from which every weight gains.
 
     >>> [gains("blk.2.ffn_up.weight", inputs, (1024,)) for inputs in (512, 1024, 2048, 5120)]
     [False, True, False, True]
@@ -76,63 +78,65 @@ def gains(name: str, inputs: int, narrow: Sequence[int], least: int = LEAST_INPU
 
 
 def sampled_rows(weight: Any) -> Floats:
-    """Up to `SAMPLED` rows of a `Weight` in host memory, evenly spaced, float32 (rows, in).
+    """Return up to `SAMPLED` evenly spaced rows of a `Weight` in host memory, float32 (rows, in).
 
     >>> from sp.quant import Q8_0, Weight
     >>> sampled_rows(Weight.from_floats("w", np.ones((40, 256), np.float32), Q8_0)).shape
     (16, 256)
     """
     rows = np.linspace(0, weight.shape[0] - 1, min(SAMPLED, weight.shape[0])).astype(int)
-    found: Floats = weight.format.decode(weight.data[rows])
-    return found
+    values: Floats = weight.format.decode(weight.data[rows])
+    return values
 
 
 def rounding_error(values: Floats) -> float:
-    """What one int8 scale for 256 values costs rows, float32 (rows, in): root mean square over that of the values. The
-    largest value of each group does not count among these, so that a few large ones do not hide what they cost their
-    neighbours; of normal values that adds a hundredth of the error."""
-    found = round_rows(values, ByteKind.INT8, np.empty(0, np.int64), False)
-    groups = values.reshape(*found.scales.shape, -1).astype(np.float64)
-    lost = np.square(found.codes.reshape(groups.shape) * found.scales[..., None] - groups).sum()
+    """Return the error of rows, float32 (rows, in), quantised to int8 with one scale per 256 values: its root mean
+    square relative to that of the values. The largest value of each group is left out of the latter, so that a few
+    large values do not hide the error of their neighbours; for normal values this adds a hundredth of the error."""
+    quantised = round_rows(values, ByteKind.INT8, np.empty(0, np.int64), False)
+    groups = values.reshape(*quantised.scales.shape, -1).astype(np.float64)
+    error = np.square(quantised.codes.reshape(groups.shape) * quantised.scales[..., None] - groups).sum()
     squares = np.square(groups)
     size = squares.sum() - squares.max(axis=-1).sum()
-    return float(np.sqrt(lost / size)) if size > 0 else float("inf") if lost > 0 else 0.0
+    return float(np.sqrt(error / size)) if size > 0 else float("inf") if error > 0 else 0.0
 
 
 AUTO: Final = "auto"
 AskedPrecision = Math | Literal["auto"]
-"""What can be asked for: one of `Math`, or int8 where `sp.models.network.arithmetic` says so."""
+"""A requested precision: one of `Math`, or int8 for the weights that `sp.models.network.arithmetic` selects."""
 
-FEWEST_ROWS = 256  # narrower matrices (gates of a DeltaNet head) are multiplied in BF16: their results steer all others
+FEWEST_ROWS = 256  # smaller matrices (gates of DeltaNet heads) stay in BF16: their results control all others
 
 FIRST_LAYERS = 2
-"""So many layers at the start are multiplied in BF16, whatever is asked: their errors go through all later layers.
+"""Number of first layers that always stay in BF16, because their errors pass through all later layers.
 
-``eight_bit_large`` (``results/nvidia-h200/eight_bit_large.jsonl``) has how far 27B shapes in int8 are from BF16, by how
-many of their first layers are left in it."""
+``eight_bit_large`` (``results/nvidia-h200/eight_bit_large.jsonl``) measures the distance of 27B shapes in int8 from
+BF16, by the number of first layers that stay in BF16."""
 
-ROUTER = "ffn_gate_inp.weight"  # which experts are chosen hangs on small differences
+ROUTER = "ffn_gate_inp.weight"  # the choice of experts depends on small differences
 EXPERTS = "_exps.weight"
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a model's products of a prompt are made in.
+    """Precision of a model's products of a prompt.
 
     Attributes
     ----------
+    asked : AskedPrecision
+        The requested precision.
     precision : Math
-        Of the weights that are marked; BF16 where none is.
+        Precision of the marked weights; BF16 if none is marked.
     weights, matrices : int
-        How many matrices of layers are marked to be multiplied in `precision` if that is not BF16, and of how many;
-        experts are not among them.
+        Number of matrices of layers that are marked to be multiplied in `precision`, if that is not BF16, and their
+        total number; experts are not counted.
     reason : str
-        Why `auto` chose so; empty for what was asked by its name.
+        Reason for the choice of `auto`; empty if a precision was requested by name.
     attention : Math
-        Of many queries at once; BF16 where it is not made in 8 bits.
+        Precision of attention of many queries; BF16 if it uses no 8-bit kernel.
     kept : int
-        Bytes of the device that hold the marked matrices rounded from product to product; 0 where each product rounds
-        them anew. See `sp.models.device.to_device`.
+        Bytes on the device of the prequantized copies of the marked matrices; 0 if each product quantises them again.
+        See `sp.models.device.prequantized`.
     """
 
     asked: AskedPrecision = Math.BF16
@@ -145,7 +149,7 @@ class Arithmetic:
 
     @property
     def kind(self) -> str:
-        """What records are told apart by: a `Math`, whether weights are kept for it, or that attention alone is in one.
+        """Label of records: a `Math`, with a suffix if weights are prequantized, or if only attention uses one.
 
         >>> Arithmetic().kind, Arithmetic(precision=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
         ('bf16', 'int8', 'int8 in attention')
@@ -158,21 +162,21 @@ class Arithmetic:
         return attention_only_label(str(self.attention)) if alone else str(self.precision)
 
     def __str__(self) -> str:
-        """One phrase for reports."""
-        made = str(self.precision) + (
+        """Describe in one phrase for reports."""
+        text = str(self.precision) + (
             f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else ""
         )
-        made += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
-        return f"{made}, by auto: {self.reason}" if self.reason else made
+        text += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
+        return f"{text}, by auto: {self.reason}" if self.reason else text
 
     def as_dict(self) -> dict[str, Any]:
-        """For traces."""
+        """Return the fields for traces."""
         texts = {"asked": str(self.asked), "precision": str(self.precision), "attention": str(self.attention)}
         return recorded(asdict(self) | texts)
 
 
 def read_precision(text: str, option: str) -> AskedPrecision:
-    """Read ``bf16``, ``int8``, ``fp8`` or ``auto``; ConfigError, naming the option, for anything else.
+    """Parse ``bf16``, ``int8``, ``fp8`` or ``auto``; ConfigError, with the name of the option, for anything else.
 
     Examples
     --------
@@ -190,54 +194,56 @@ def read_precision(text: str, option: str) -> AskedPrecision:
         raise ConfigError(f"{option} is {text!r}{known_names(str(text), (*map(str, Math), AUTO))}") from None
 
 
-def check_precision(asked: AskedPrecision, device: str) -> None:
-    """ConfigError where the kernels of a device make no such products; the CPU makes all of them, slowly."""
-    if device == "cpu" or asked in (AUTO, Math.BF16):
+def check_precision(requested: AskedPrecision, device: str) -> None:
+    """Raise ConfigError if the kernels of a device do not support a precision; the CPU supports all of them, slowly."""
+    if device == "cpu" or requested in (AUTO, Math.BF16):
         return
     path = current_path()
-    if any(asked in kernel.maths for kernel in kernels(path)):
+    if any(requested in kernel.maths for kernel in kernels(path)):
         return
-    able = [str(precision) for precision in Math if any(precision in kernel.maths for kernel in kernels(path))]
-    needs = " needs a GPU of compute capability 9.0 (H100, H200, GH200);" if asked is Math.FP8 else ":"
-    raise ConfigError(f"precision {asked}{needs} kernels of path {path} multiply {' or '.join(able)}")
+    supported = [str(precision) for precision in Math if any(precision in kernel.maths for kernel in kernels(path))]
+    needs = " needs a GPU of compute capability 9.0 (H100, H200, GH200);" if requested is Math.FP8 else ":"
+    raise ConfigError(f"precision {requested}{needs} kernels of path {path} multiply {' or '.join(supported)}")
 
 
 def with_precision(
-    weights: ModelWeights, asked: AskedPrecision, device: str, sampled: Callable[[Any], Floats] = sampled_rows
+    weights: ModelWeights, requested: AskedPrecision, device: str, sampled: Callable[[Any], Floats] = sampled_rows
 ) -> tuple[ModelWeights, str]:
-    """The same weights, those of blocks to be multiplied in what is asked where a prompt is read, and why so.
+    """Mark the weights of blocks that are multiplied in the requested precision when a prompt is read; return them with
+    a reason.
 
     Left in BF16: the first `FIRST_LAYERS` layers; the head, which reads few tokens; experts and their router; matrices
-    of under 256 rows or of a width that is no multiple of 256; vectors; with ``auto`` what int8 would cost too much,
-    see `sp.models.network.arithmetic`.
-    `device`: where the model runs, or will. `sampled`: some rows of a matrix, float32 (rows, in). Returns `reason`: see
-    `Arithmetic`. ConfigError: see `check_precision`.
+    of under 256 rows or of a width that is not a multiple of 256; vectors; with ``auto`` also weights for which int8
+    would lose too much, see `sp.models.network.arithmetic`. `device`: where the model will run. `sampled`: returns some
+    rows of a matrix, float32 (rows, in). Returns `reason`: see `Arithmetic`. ConfigError: see `check_precision`.
     """
-    check_precision(asked, device)
-    if asked == Math.BF16:
+    check_precision(requested, device)
+    if requested == Math.BF16:
         return weights, ""
-    if asked != AUTO:
-        return _marked(weights, Math(asked), lambda leaf: True), ""
+    if requested != AUTO:
+        return _marked(weights, Math(requested), lambda leaf: True), ""
     faster, reason = is_faster(device)
     if not faster:
         return weights, reason
+    # Errors are measured only for weights that would gain, as sampling reads them from disk.
     errors: dict[str, float] = {}
     narrow = NARROW_INPUTS.get(current_path(), ())
 
-    def small(leaf: Any) -> bool:
+    def is_exact(leaf: Any) -> bool:
         if not gains(leaf.name, leaf.shape[1], narrow):
             return False
         errors[leaf.name] = rounding_error(sampled(leaf))
         return errors[leaf.name] <= MOST_ERROR
 
-    found = _marked(weights, Math.INT8, small)
+    marked = _marked(weights, Math.INT8, is_exact)
     if not errors:
-        return found, f"no matrix has a number of inputs with which int8 is faster ({LEAST_INPUTS:,} is)"
+        return marked, f"no matrix has a number of inputs with which int8 is faster ({LEAST_INPUTS:,} is)"
+    # The reason names the decisive number, for reports.
     over = [error for error in errors.values() if error > MOST_ERROR]
     most = f"rounding costs weights at most {max(errors.values(), default=0):.2%}"
     if over:
         most = f"rounding costs {len(over)} weights over {MOST_ERROR:.2%}, at most {max(over):.2%}"
-    return found, f"{reason}; {most}"
+    return marked, f"{reason}; {most}"
 
 
 def _marked(weights: ModelWeights, precision: Math, chosen: Callable[[Any], bool]) -> ModelWeights:
@@ -249,22 +255,23 @@ def _marked(weights: ModelWeights, precision: Math, chosen: Callable[[Any], bool
     return replace(weights, blocks=map_leaves(weights.blocks, marked))
 
 
-def attention_precision(asked: AskedPrecision, device: str, head_dim: int) -> Math:
-    """What attention of many queries is made in; BF16 where no kernel takes such heads, and with ``auto``."""
-    able = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
-    return Math(asked) if able and asked != AUTO else Math.BF16
+def attention_precision(requested: AskedPrecision, device: str, head_dim: int) -> Math:
+    """Return the precision of attention of many queries; BF16 with ``auto``, and if no kernel supports such heads."""
+    supported = head_dim == HEAD_DIM and (device == "cpu" or current_path() == "sm_90a")
+    return Math(requested) if supported and requested != AUTO else Math.BF16
 
 
 def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
-    """The same of a model that only scores: with ``auto`` its attention is made in 8 bits where that is faster.
-    What it gets wrong is a few of the tokens kept (``eight_bit_kept``), which a target's answers would be made of."""
+    """Return the arithmetic of a model that only scores: with ``auto`` its attention uses int8 where that is faster.
+    The errors change a few of the selected tokens (``eight_bit_kept``), while a target's answers would depend on them
+    directly."""
     if made_in.asked != AUTO or device == "cpu":
         return made_in
     return replace(made_in, attention=attention_precision(Math.INT8, device, head_dim))
 
 
 def attention_only_label(precision: str) -> str:
-    """What products in BF16 beside attention in `precision` are called.
+    """Return the label of products in BF16 with attention in `precision`.
 
     >>> attention_only_label("int8")
     'int8 in attention'
@@ -273,7 +280,7 @@ def attention_only_label(precision: str) -> str:
 
 
 def prequantized_label(precision: str) -> str:
-    """What products in `precision` are called whose weights are kept rounded.
+    """Return the label of products in `precision` with prequantized weights.
 
     >>> prequantized_label("int8")
     'int8 kept'
@@ -282,26 +289,39 @@ def prequantized_label(precision: str) -> str:
 
 
 def arithmetic(
-    weights: ModelWeights, asked: AskedPrecision, reason: str, attention: Math = Math.BF16, kept: int = 0
+    weights: ModelWeights,
+    requested: AskedPrecision,
+    reason: str,
+    attention: Math = Math.BF16,
+    prequantized_bytes: int = 0,
 ) -> Arithmetic:
-    """What a weights's products are made in, by the marks on its weights where they lie."""
+    """Describe the precision of a model's products, from the marks on its weights."""
     precisions: list[Math] = []
 
     def look(leaf: Any) -> Any:
+        # Split and packed weights have a format as well; norms and expert stacks do not count.
         if hasattr(leaf, "format") and len(leaf.shape) == 2 and not leaf.name.endswith(EXPERTS):
             precisions.append(getattr(leaf, "math", Math.BF16))
         return leaf
 
     map_leaves(weights.blocks, look)
     marked = [precision for precision in precisions if precision is not Math.BF16]
-    return Arithmetic(asked, marked[0] if marked else Math.BF16, len(marked), len(precisions), reason, attention, kept)
+    return Arithmetic(
+        requested,
+        marked[0] if marked else Math.BF16,
+        len(marked),
+        len(precisions),
+        reason,
+        attention,
+        prequantized_bytes,
+    )
 
 
-def is_eligible(name: str, shape: tuple[int, ...], left: int = FIRST_LAYERS) -> bool:
-    """Whether a tensor (out, in) of a file may be multiplied in int8 or fp8. Those of the first
-    `left` layers may not, see `FIRST_LAYERS`; of what belongs to no layer the shape decides."""
+def is_eligible(name: str, shape: tuple[int, ...], first: int = FIRST_LAYERS) -> bool:
+    """Return True if a tensor (out, in) of a file may be multiplied in int8 or fp8. Those of the first `first` layers
+    may not, see `FIRST_LAYERS`; for tensors outside the layers the shape decides."""
     layer = layer_of(name)
-    if layer is not None and layer < left:
+    if layer is not None and layer < first:
         return False
     wide = len(shape) == 2 and shape[0] >= FEWEST_ROWS and shape[1] % GROUPED == 0
     return wide and not name.endswith((ROUTER, EXPERTS))

@@ -78,6 +78,7 @@ def prefill_cost(config: ModelConfig, tokens: int, density: float = 1.0) -> Cost
     """
     if tokens < 0:
         raise ConfigError(f"tokens is {tokens}; it must be 0 or more")
+    # a causal query sees itself and all tokens before it
     pairs = tokens * (tokens + 1) / 2
     if not 0 <= density <= 1:
         raise ConfigError(f"density is {density}; it must lie in 0..1")

@@ -152,9 +152,11 @@ class Model:
         """Return an empty cache for `tokens` tokens; see `Cache` for the options. With `once` the tokens are read in
         order and the cache never goes back; layers with a window then store no more than the window."""
         c, precision = self.config, self.arithmetic.attention
+        # Rings of pages are for caches that never rewind.
         windows = [c.windows[layer] for layer in c.attention_layers] if once and any(c.windows) else None
         options: dict[str, Any] = {"rotate": rotate, "layers": layers, "device": self.device}
         kv = kv if isinstance(kv, KVType) else known_kv(kv)
+        # Measured only for the format that uses them: it takes as long as a prompt.
         bases = self.bases_for(kv) if kv.k is K5 else {}
         return Cache(c, tokens, kv, windows=windows, precision=precision, bases=bases, **options)
 

@@ -102,6 +102,7 @@ class CapturedGraph(Generic[Result]):
         if self._graph is None:
             with self._workspace.use():
                 self._result = None
+                # A stream pointer of 0 is the default stream, on which no capture is possible.
                 if self._eager or not self._warm or not stream.ptr:
                     if self._all_agree is not None and stream.ptr and not self._eager:
                         self._all_agree(True)  # kernels are loaded now, while no GPU waits for another
@@ -130,6 +131,7 @@ class CapturedGraph(Generic[Result]):
             with suppress(Exception):
                 stream.end_capture()
             raise
+        # An exception above leaves the stream usable, as the capture was ended.
         self._graph = stream.end_capture()
 
     def _captured_on_all(self, work: Callable[[], Result], stream: Any, all_agree: Callable[[bool], bool]) -> bool:

@@ -115,11 +115,13 @@ def prefill(
     if chunk is None:
         chunk = chunk_tokens(model.device, model.arithmetic.precision)
         chunk = chunk if graphs is None else graphs.chunk(chunk)
+    # Windowed layers of a ring cache take no more in one append.
     chunk = min(chunk, cache.most_at_once)
     ids, positions = checked_prompt(model, ids, positions, chunk, rows, cache)
     gap_before = {} if gaps == "compact" else gap_lengths(positions)
     pace, x = ProgressReporter(model, hooks.progress), np.empty((0, model.config.hidden), np.float32)
     for part, needed in slices(len(ids), chunk, rows, gap_before):
+        # Slices never cross a gap, so the state is changed between two slices.
         if part.start in gap_before:
             cross_gap(model, cache, gap_before[part.start], gaps)
         with model.on_shared_cpu() if part.stop - part.start > 1 else nullcontext():
@@ -163,6 +165,7 @@ def checked_prompt(
     if positions.shape != ids.shape:
         raise PromptError(f"{positions.size} positions for {ids.size} tokens; pass one position per token")
     check_context(model, positions)
+    # An id outside would read beyond the embedding on the device.
     outside = ids[(ids < 0) | (ids >= model.config.vocab)]
     if outside.size:
         raise PromptError(

@@ -63,6 +63,7 @@ class PrefillGraphs:
         self._last = model.config.layers - 1
         self._able = model.device == "cuda" and model.captures and model.cold is None
         self.refused: str | None = padding_refusal(model) if self._able else None
+        # Graphs capture the addresses of the states, which `Cache.reset` keeps.
         self._states = [cache.state(layer) for layer in model.config.delta_layers]
         self._graphs: dict[int, CapturedGraph[Any]] = {}  # ordered by use, the most recent one last
         self._read: Counter[ReadMode] = Counter()
@@ -93,7 +94,9 @@ class PrefillGraphs:
         graph, error = self._graph(size), None
         replayed, capturing = graph.ready, graph.capturing
         self._model.set_warm(replayed)
+        # A replay waits for nothing, so it may hold the launch lock; a first run or a capture may not.
         with self._model.launch_lock() if replayed else nullcontext(), self._lane.working():
+            # Pages are allocated now: neither a capture nor a replay can.
             self._cache.reserve(size)
             self._send(ids, positions, size)
             try:

@@ -66,14 +66,17 @@ class SparseAttention:
         """Attend over the selected blocks, see `LayerAttention`."""
         pages = cache.stored(layer)
         n, heads, d = q.shape
+        # Blocks are selected for whole blocks of queries; fewer queries attend densely.
         if n < min(BLOCK, pages.tokens):
             return dense_attention(cache, layer, q, gate, rule)
         selector = self.selector
+        # The last blocks of a chunk are not the question at the end of the prompt.
         if not self.ends and isinstance(selector, ByEnergy):
             selector = _without_ends(selector)
         q = pages.queries(q)
         corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale or d**-0.5
         if takes_bytes(cache.precision, n) and rule.fits_bytes and rule.window is None and not corrects:
+            # The 8-bit kernel takes block lists; the other path selects and attends in one call.
             lists = selector.select(q, pages, scale)
             out, counts = attend(q, pages, scale, lists), lists.counts
         else:

@@ -50,6 +50,7 @@ class LayerMajorPass:
     def layer(self, index: int, x: Floats, rows: int, *, finish: bool = True) -> Floats:
         """Pass the stream (n, hidden) through a layer, in place, and return its last `rows`. With ``finish=False`` an
         attention layer stops once its keys, its values and the last queries are computed and shown to the hook."""
+        # Recurrent layers have no attention over the whole prompt, and run chunk by chunk below.
         steps = self.model.weights.layers[index]
         rows = min(rows, len(x))
         first = len(x) - rows
@@ -92,6 +93,7 @@ class LayerMajorPass:
         assert isinstance(qkv, Qkv), f"layer {index} does not attend"
         sizes = qkv.mixer.sizes
         xp = import_cupy() if on_device else np
+        # Queries are float16 on the device, as attention kernels read them; gates stay bf16 (uint16).
         kind = np.float16 if on_device else np.float32
         q: Floats = xp.empty((rows, sizes.heads, sizes.head_dim), kind) if into is None else into
         shape, gated = (rows, sizes.heads, 2 * sizes.head_dim), self.model.config.gated
@@ -256,6 +258,7 @@ def _read(
     x, prompt_pass = model.embed(ids), LayerMajorPass(model, model.place(positions), cache, attend, chunk, pace, hooks)
     for index in range(depth):
         last = index == depth - 1
+        # Only the last layer may be cut to `rows`: earlier ones feed keys of all tokens.
         x = prompt_pass.layer(index, x, rows if last else len(x), finish=finish or not last)
         if not keep_kv:
             cache.release(index)

@@ -194,6 +194,7 @@ class ReplayedLayers:
         if before is not None and len(before._stream) == tokens:
             before._chunks = 2  # both chunks use what the first one records
             self._segments = before._segments
+        # Queries alternate between two buffers, like the keys and values of two layers.
         shape = tokens, c.heads, c.head_dim
         self._query_buffers = [import_cupy().empty(shape, "float16") for _ in range(2 if self.able else 0)]
 
@@ -216,6 +217,7 @@ class ReplayedLayers:
         queries: QueriesAndGates | None = self._segment(self._layers[layer].qkv_proj, layer, places, launch)
         if queries is not None:
             return queries
+        # A replay runs no Python, so its tokens are counted here.
         cache.appended(layer, len(self._stream))
         return self._query_buffers[layer % 2], None
 
@@ -223,6 +225,7 @@ class ReplayedLayers:
         """Run the attention of a layer and return its output, as the only item of a list."""
         cache: Any = self._prompt_pass.cache
         known = self._attention
+        # Too few layers are left for a recording to pay.
         if not self.able or (known is None and len(self._layers) - layer <= WORTH):
             return [self._prompt_pass.attention(layer, *queries)]
         assert self._workspace is not None
@@ -236,6 +239,7 @@ class ReplayedLayers:
         )
         if repeat is not None:
             reads = self._reads.get(layer, [])
+            # The recorded call has appended its counts; the copy replaces them, as replays overwrite the array.
             self._attention = _Attention(repeat, output, reads.pop() if reads else None)
             reads.extend(self._attention.copied_counts())
         return [output]
@@ -368,6 +372,7 @@ def read_with_replay(
         may_replay(model.config, attend, n, most) and ContextChunks.fits(n, 1, 1) and (segments := segments_of(model))
     ):
         return False
+    # Not under a memory budget: a replay holds more arrays than single launches.
     if import_cupy().get_default_memory_pool().get_limit():
         return False
     chunk = chunk_on_device(model.config)

@@ -187,6 +187,7 @@ class ShardModel(Model):
         own_logits = own_logits if scale == 1 and cap is None else cap_logits(own_logits, scale, cap)
         xp, vocab, size, gpu = array_module(x), self.config.vocab, self.shard.size, this_gpu()
         parts = xp.empty((size, len(x), -(-vocab // size)), np.float32)
+        # The last GPU may have fewer rows; the surplus is cut off after the gather.
         parts[gpu.rank, :, : own_logits.shape[1]] = own_logits
         gpu.all_gather(parts)
         rows: Floats = xp.ascontiguousarray(parts.transpose(1, 0, 2).reshape(len(x), -1)[:, :vocab])
@@ -197,6 +198,7 @@ class ShardModel(Model):
         """Pass one part of the tokens through layers; yields whenever an all-reduce has started. Only `real` of its
         tokens count."""
         for index, layer in enumerate(layers):
+            # Only recurrent layers store padding; attention hides it by counts.
             states = [flow.cache.state(index)] if index in flow.cache.config.delta_layers else []
             for sublayer in layer:
                 with nullcontext() if real is None else padded(states, real), this_gpu().launch_lock():

@@ -108,8 +108,10 @@ class TreeReader:
         """Keep, of the tree just read, only the nodes of one path in the cache. `path`, int64 (accepted,): nodes from
         the root downwards, at least one; on the host."""
         place, whole = self.model.place, np.zeros(MOST_NODES, np.int64)
+        # A fixed length, so that one graph serves paths of any length.
         whole[: len(path)] = path
         self.commit(self._nodes, place(whole, np.int32), place(np.array([len(path)]), np.int32))
+        # On the host: `read_nodes` counted every node.
         self.cache.count(len(path) - self._nodes)
 
     def read_nodes(self, nodes: Nodes) -> TreePass:

@@ -75,24 +75,24 @@ def load_shards(
     config = config_with_overrides(file, context, rope)
     if device not in ("cpu", "cuda"):
         raise unknown_name("device", device, ("cpu", "cuda"))
-    asked = read_precision(precision, "precision")
+    requested = read_precision(precision, "precision")
     shard_specs = [ShardSpec(rank, group.size) for rank in range(group.size)]
     shard_specs[0].config(config)  # refuses before anything is read
     whole = read_weights(WeightStore(file, config))
     models = []
     for shard in shard_specs:
         with group.device(shard.rank):
-            weights, reason = with_precision(shard_weights(whole, shard), asked, device)
-            attention, kept = attention_precision(asked, device, config.head_dim), 0
-            made_in = arithmetic(weights, asked, reason, attention)
+            weights, reason = with_precision(shard_weights(whole, shard), requested, device)
+            attention, prequantized_bytes = attention_precision(requested, device, config.head_dim), 0
+            description = arithmetic(weights, requested, reason, attention)
             if device == "cuda":
                 weights, nbytes, again, _ = weights_to_device(weights, file, progress)
                 with device_errors():
-                    weights, kept = prequantize(weights)
+                    weights, prequantized_bytes = prequantize(weights)
             else:
                 nbytes, again = held_bytes(weights), ()
-            made_in = replace(made_in, kept=kept)
-            models.append(ShardModel(shard.config(config), weights, device, nbytes, again, made_in, shard, group))
+            description = replace(description, kept=prequantized_bytes)
+            models.append(ShardModel(shard.config(config), weights, device, nbytes, again, description, shard, group))
     return Shards(group, config, tuple(models))
 
 

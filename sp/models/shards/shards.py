@@ -37,9 +37,9 @@ class Shards:
     models: tuple[ShardModel, ...]
 
     def run(self, work: Callable[[ShardModel], T]) -> list[T]:
-        """Do `work` with each GPU's share at once, in a thread a GPU; what it returns, by GPU. It must do the same
-        on every GPU: the same passes over the same tokens, with a cache that it makes of its model. What it reads of
-        logits is the same everywhere. SpError: of the GPU that failed first; see `ParallelGroup.run`.
+        """Run `work` with each GPU's shard at the same time, in one thread per GPU; return its results by GPU. It must
+        do the same on every GPU: the same passes over the same tokens, with a cache that it creates from its model.
+        Logits are the same on all GPUs. SpError: from the GPU that failed first; see `ParallelGroup.run`.
 
         >>> import numpy as np
         >>> from sp.models import decode_step, load_shards, prefill
@@ -50,8 +50,8 @@ class Shards:
         ...     cache = model.new_cache(50)
         ...     first = int(prefill(model, ids, ids, cache).argmax())
         ...     return first, int(decode_step(model, first, 40, cache).argmax())
-        >>> one, other = load_shards(embedded("target"), HostGroup(2)).run(two_tokens)
-        >>> one == other
+        >>> first, second = load_shards(embedded("target"), HostGroup(2)).run(two_tokens)
+        >>> first == second
         True
         """
 
@@ -132,11 +132,13 @@ def stream(
         try:
             with closing(work(part)) as pieces:
                 for number in count():
+                    # Every GPU stops here until the consumer asks for the next piece.
                     if not counter.allows(number):
                         return
                     piece = next(pieces, end_marker)
                     if piece is end_marker:
                         return
+                    # All GPUs compute the same piece; one of them hands it on.
                     if part is shards.models[0]:
                         results.put(piece)
         except BaseException:
@@ -151,6 +153,7 @@ def stream(
         finally:
             results.put(end_marker)
 
+    # The context carries settings of the caller, such as the kernel path.
     thread = Thread(target=copy_context().run, args=(whole,), name="sp-gpus", daemon=True)
     thread.start()
     try:

@@ -1,1 +1,1 @@
-"""Models without trained weights: random ones in real shapes, and constructed retrievers."""
+"""Models without trained weights: random weights in real shapes, and constructed retrievers."""

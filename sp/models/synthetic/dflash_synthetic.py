@@ -1,4 +1,4 @@
-"""Synthetic drafts: random weights in a named shape, as a file or made on the device, for timing and tests."""
+"""Synthetic drafts: random weights in a named shape, as a file or directly on the device, for timing and tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GGUF_NAMES = {"hidden_norm.weight": "enc.output_norm.weight"}
 
 @dataclass(frozen=True)
 class DraftShape:
-    """A draft without its weights."""
+    """Shape of a draft, without weights."""
 
     name: str
     hidden: int
@@ -39,15 +39,15 @@ class DraftShape:
     heads: int
     kv_heads: int
     head_dim: int
-    target_layers: tuple[int, ...]  # layers of the target whose outputs are read, from 0
+    target_layers: tuple[int, ...]  # layers of the target whose outputs are read, counted from 0
     mask_id: int
-    window: int  # of the layers that slide
-    sliding: tuple[bool, ...]  # layer by layer; those that slide are causal
+    window: int  # tokens, of the layers with a sliding window
+    sliding: tuple[bool, ...]  # by layer; sliding layers are causal
     block_size: int = 16
 
     @property
     def config(self) -> DraftConfig:
-        """Its numbers; vocabulary and context are its target's, and 1 here."""
+        """Configuration of the draft; vocabulary and context are those of its target, and 1 here."""
         layers = len(self.sliding)
         kinds: list[LayerKind] = ["attention"] * layers
         model = ModelConfig(
@@ -67,18 +67,18 @@ class DraftShape:
         return DraftConfig(model, self.block_size, self.mask_id, self.target_layers, windows, self.sliding)
 
     def tensors(self) -> list[TensorSpec]:
-        """Every tensor, in file order, under the names that llama.cpp's files have."""
+        """List every tensor, in file order, under the names of llama.cpp's files."""
         config = self.config
         store = RecordingStore(config.model)
-        found = in_file_order(build_draft(store, config), store)
-        return [replace(one, name=GGUF_NAMES.get(one.name, one.name)) for one in found]
+        specs = in_file_order(build_draft(store, config), store)
+        return [replace(spec, name=GGUF_NAMES.get(spec.name, spec.name)) for spec in specs]
 
     def plan(self, file_type: str) -> Plan:
-        """Name, shape and format of every tensor; ConfigError for an unknown file type."""
+        """Return name, shape and format of every tensor; ConfigError for an unknown file type."""
         return tensor_formats(self.tensors(), file_type, len(self.sliding), tied=False)
 
     def metadata(self) -> dict[str, Value]:
-        """The keys a loader reads, as llama.cpp names them: target layers are counted by their input."""
+        """Return the keys that a loader reads, as llama.cpp names them: target layers are counted by their input."""
         keys: dict[str, Value] = {
             "block_count": len(self.sliding),
             "embedding_length": self.hidden,
@@ -103,12 +103,13 @@ class DraftShape:
 
 
 def list_draft_shapes() -> tuple[str, ...]:
-    """Names `find_draft_shape` knows."""
+    """List the names that `find_draft_shape` accepts."""
     return tuple(sorted(_SHAPES))
 
 
 def find_draft_shape(name: str) -> DraftShape:
-    """The shape called `name`, which is that of its target behind ``dflash-``; ConfigError when there is none."""
+    """Return the shape called `name`, which is ``dflash-`` and the shape of its target; ConfigError if there is
+    none."""
     if name not in _SHAPES:
         raise unknown_name("draft shape", name, _SHAPES)
     return _SHAPES[name]
@@ -125,7 +126,7 @@ _SHAPES: Mapping[str, DraftShape] = {
             window=2048,
             sliding=(True, True, True, True, False),
         ),
-        DraftShape(  # sizes of our own choice, in proportion to the draft above: none of that target was at hand
+        DraftShape(  # sizes scaled down from the draft above, because no draft of that target was available
             "dflash-qwen3.6-35b-a3b",
             *(2048, 6144, 16, 4, 128),
             target_layers=(1, 10, 19, 28, 37),
@@ -149,23 +150,26 @@ def write_synthetic_draft(
     path: str | Path, shape: str, file_type: str, seed: int = 0, progress: Callable[[int], None] | None = None
 ) -> Path:
     """Write a GGUF file of a named draft shape with random weights; arguments and errors as for `write_synthetic`."""
-    found = find_draft_shape(shape)
-    metadata = found.metadata() | {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}
-    return write_random(path, metadata, found.plan(file_type), seed, progress)
+    draft_shape = find_draft_shape(shape)
+    metadata = draft_shape.metadata() | {
+        "general.file_type": file_type_id(file_type),
+        "general.quantization_version": 2,
+    }
+    return write_random(path, metadata, draft_shape.plan(file_type), seed, progress)
 
 
 def synthetic_draft(shape: str, file_type: str, target: Model, seed: int = 0) -> Draft:
-    """A draft of a named shape with random weights, where its target is; on the GPU no file is written. `shape`: one of
-    `sp.models.synthetic.dflash_synthetic.list_draft_shapes`. `file_type`: one of `sp.models.file.file_type.FILE_TYPES`.
-    ConfigError for an unknown shape or file type; ModelError when the shape is that of another target's draft;
-    DeviceError without enough memory on the device."""
-    found, name = find_draft_shape(shape), Path(f"{shape}-{file_type}.synthetic")
-    config = draft_config(DraftKeys(found.metadata(), str(name), "dflash"), target.config)
+    """Create a draft of a named shape with random weights, on the device of its target; for the GPU no file is written.
+    `shape`: one of `sp.models.synthetic.dflash_synthetic.list_draft_shapes`. `file_type`: one of
+    `sp.models.file.file_type.FILE_TYPES`. ConfigError for an unknown shape or file type; ModelError if the shape
+    belongs to another target; DeviceError without enough memory on the device."""
+    draft_shape, name = find_draft_shape(shape), Path(f"{shape}-{file_type}.synthetic")
+    config = draft_config(DraftKeys(draft_shape.metadata(), str(name), "dflash"), target.config)
     if target.device == "cpu":
         with TemporaryDirectory() as folder:
             file = write_synthetic_draft(Path(folder) / "draft.gguf", shape, file_type, seed)
             return replace(load_draft(file, target), path=name)
     require_device()
     with device_errors():
-        store = RandomStore(config.model, found.plan(file_type), seed)
+        store = RandomStore(config.model, draft_shape.plan(file_type), seed)
         return Draft(name, config, *build_draft(store, config), target.device, store.nbytes, store.repacked)

@@ -37,7 +37,7 @@ from sp.parallel.group import ParallelGroup
 from sp.quant import BlockFormat, Math
 from sp.quant.repack import Repacked, count_repacked
 
-POOL_BITS = 16  # Log2 of the distinct blocks drawn for each format and width; every matrix is a hash of their numbers
+POOL_BITS = 16  # log2 of the distinct blocks drawn per format and width; matrices pick blocks by a hash
 WHOLE = ShardSpec(0, 1)
 
 
@@ -50,25 +50,31 @@ def random_model(
     precision: str = Math.BF16,
     depth: int | None = None,
 ) -> Model:
-    """A model of a named shape with random weights, on the current device.
+    """Create a model of a named shape with random weights, on the current device.
 
-    The weights have the formats and the spread of `write_synthetic`'s, but are drawn from few blocks, so that a large
-    model takes a second. What it says is noise; what it costs is real. Experts of `cold` layers wait in host memory;
-    products of a prompt are made in `precision`, and only `depth` layers are made, see `load_model`. ConfigError for an
-    unknown shape or file type, or products that no kernel makes; DeviceError without a usable device or enough memory.
+    The weights have the formats and the distribution of `write_synthetic`, but are drawn from few blocks, so that a
+    large model takes a second. Its outputs are noise; its costs are real. Experts of `cold` layers wait in host memory;
+    products of a prompt use `precision`, and only `depth` layers are made, see `load_model`. ConfigError for an unknown
+    shape or file type, or a precision that no kernel supports; DeviceError without a usable device or enough memory.
     """
-    found, asked = find_shape(shape), read_precision(precision, "precision")
+    model_shape, requested = find_shape(shape), read_precision(precision, "precision")
     require_device()
-    check_precision(asked, "cuda")
+    check_precision(requested, "cuda")
     with device_errors():
-        config = found.config if rope is None else rope.applied(found.config)
-        store = RandomStore(config, found.plan(file_type), seed, cold)
-        weights, reason = with_precision(store.weights(depth), asked, "cuda", store.sampled)
+        config = model_shape.config if rope is None else rope.applied(model_shape.config)
+        store = RandomStore(config, model_shape.plan(file_type), seed, cold)
+        weights, reason = with_precision(store.weights(depth), requested, "cuda", store.sampled)
         weights, shared = with_cold(weights, cold)
         room = shared.ring.room if shared else 0
-        weights, kept = prequantize(weights)
-        made_in = arithmetic(weights, asked, reason, attention_precision(asked, "cuda", store.config.head_dim), kept)
-        return Model(store.config, weights, "cuda", store.nbytes + room, store.repacked, shared, made_in)
+        weights, prequantized_bytes = prequantize(weights)
+        description = arithmetic(
+            weights,
+            requested,
+            reason,
+            attention_precision(requested, "cuda", store.config.head_dim),
+            prequantized_bytes,
+        )
+        return Model(store.config, weights, "cuda", store.nbytes + room, store.repacked, shared, description)
 
 
 class RandomStore:
@@ -77,16 +83,16 @@ class RandomStore:
     Parameters
     ----------
     cold : sequence of int
-        Layers whose experts are to lie in host memory.
-    share : Share
-        Of the model, what is handed out; by default all of it.
+        Layers whose experts are to be in host memory.
+    shard : ShardSpec
+        Shard of the model to hand out; by default the whole model.
 
     Attributes
     ----------
     config : ModelConfig
-        Of what is handed out.
+        Configuration of what is handed out.
     nbytes : int
-        Bytes of the device handed out so far.
+        Bytes on the device handed out so far.
     """
 
     def __init__(
@@ -102,22 +108,24 @@ class RandomStore:
 
     @property
     def repacked(self) -> tuple[Repacked, ...]:
-        """What was handed out so far in another format than the plan's."""
+        """Weights handed out so far in another format than the plan's."""
         return count_repacked(self._handed)
 
     def __contains__(self, name: str) -> bool:
         return name in self._formats
 
     def weights(self, depth: int | None = None) -> ModelWeights:
-        """All weights, or those of `ModelWeights.build`; a head that is tied to the embedding is packed besides."""
+        """Return all weights, as `ModelWeights.build`; a head that is tied to the embedding is packed separately."""
         weights = ModelWeights.build(self, depth)
+        # The device stores a tied embedding twice: as a table, and packed as the head.
         if weights.output is not weights.embed:
             return weights
         table = weights.embed.data[self._head]
         return replace(weights, output=self.packed(weights.embed.name, (len(table), weights.embed.shape[1]), table))
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Any:
-        """A matrix, packed; the embedding table in the rows of a file, of the head what is asked for of it."""
+        """Return a packed matrix; the embedding table keeps the rows of a file, and of the head only this shard is
+        returned."""
         if name == "output.weight":
             return self.packed(name, (self._head.stop - self._head.start, shape[1]))
         if name != "token_embd.weight":
@@ -132,35 +140,35 @@ class RandomStore:
         return table
 
     def stack(self, name: str, shape: tuple[int, int, int]) -> Any:
-        """Matrices of experts, packed one under the other."""
+        """Return the matrices of experts, packed one below the other."""
         return self.packed(name, (shape[0] * shape[1], shape[2]), pinned=layer_of(name) in self._cold)
 
     def picked(self, name: str, shape: tuple[int, int], rows: Sequence[Ints]) -> list[Any]:
-        """Matrices of as many rows, packed."""
-        return [self.packed(name, (len(some), shape[1])) for some in rows]
+        """Return matrices with as many rows, packed."""
+        return [self.packed(name, (len(indices), shape[1])) for indices in rows]
 
     def packed(self, name: str, shape: tuple[int, ...], data: Any = None, *, pinned: bool = False) -> Any:
-        """A packed matrix of random rows, or of those in `data`."""
+        """Return a packed matrix of random rows, or of the rows in `data`."""
         fmt = self._formats[name]
-        made = empty_matrix(name, fmt, shape, pinned=pinned)
+        matrix = empty_matrix(name, fmt, shape, pinned=pinned)
         for rows in row_slices(shape[0], fmt.row_bytes(shape[1])):
             raw = self._rows(name, (rows.stop - rows.start, int(shape[1])), rows.start) if data is None else data[rows]
-            fill_rows(made, fmt, rows.start, raw)
+            fill_rows(matrix, fmt, rows.start, raw)
         self._handed.append((fmt, shape, False))
-        self.nbytes += sum(int(array.nbytes) for array in arrays_of(made))
-        return made
+        self.nbytes += sum(int(array.nbytes) for array in arrays_of(matrix))
+        return matrix
 
     def sampled(self, weight: Any) -> Floats:
-        """The first rows of a matrix, float32 on the host; all are alike."""
+        """Return the first rows of a matrix, float32 on the host; all rows have the same distribution."""
         rows = self._rows(weight.name, (min(SAMPLED, weight.shape[0]), int(weight.shape[1])), 0)
         return self._formats[weight.name].decode(rows.get())
 
     def vector(self, name: str, size: int) -> Floats:
-        """A norm weight or bias."""
+        """Return a norm weight or bias."""
         return self._placed(random_vector(name, size, self._rng))
 
     def table(self, name: str, shape: tuple[int, int], rows: Ints | None = None) -> Floats:
-        """Convolution taps."""
+        """Return convolution taps."""
         shape = shape if rows is None else (len(rows), shape[1])
         return self._placed(self._rng.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5))
 
@@ -170,13 +178,14 @@ class RandomStore:
         return placed
 
     def _rows(self, name: str, shape: tuple[int, int], first: int) -> Any:
-        """Rows as a file would hold them: blocks of the pool in a pseudo-random order."""
+        """Return rows as a file would store them: blocks of the pool in pseudo-random order."""
         cupy, fmt = import_cupy(), self._formats[name]
         key = fmt.name, shape[1]
         if key not in self._pools:
             blocks = random_blocks(self._rng, fmt, 1 << POOL_BITS, shape[1] ** -0.5)
             self._pools[key] = cupy.asarray(blocks.reshape(1 << POOL_BITS, fmt.block_bytes))
         count = shape[0] * shape[1] // fmt.block_size
+        # Blocks depend on name and row only, so that a matrix can be made in pieces.
         start = (zlib.crc32(name.encode()) + first) & 0xFFFFFFFF
         numbers = cupy.arange(count, dtype=np.uint32) + np.uint32(start)
         chosen = (numbers * np.uint32(2654435761)) >> np.uint32(32 - POOL_BITS)  # Knuth's multiplicative hash
@@ -191,20 +200,22 @@ def random_shards(
     seed: int = 0,
     rope: RopeScaling | None = None,
 ) -> Shards:
-    """`sp.models.synthetic.random_store.random_model`, of which each GPU of a group holds its heads and columns. GPUs
-    draw shares of their own, not those of one model: what it says is noise in any case. ConfigError, DeviceError: as
-    `random_model` and `ShardSpec.config`."""
-    found, asked = find_shape(shape), read_precision(precision, "precision")
+    """Create a `random_model` whose heads and columns are sharded over the GPUs of a group. GPUs draw shards of their
+    own, not those of one model: the outputs are noise in any case. ConfigError, DeviceError: as `random_model` and
+    `ShardSpec.config`."""
+    model_shape, requested = find_shape(shape), read_precision(precision, "precision")
     require_device()
-    check_precision(asked, "cuda")
-    config, models = found.config if rope is None else rope.applied(found.config), []
+    check_precision(requested, "cuda")
+    config, models = model_shape.config if rope is None else rope.applied(model_shape.config), []
     for rank in range(group.size):
         shard = ShardSpec(rank, group.size)
         with group.device(rank), device_errors():
-            store = RandomStore(config, found.plan(file_type), seed * group.size + rank, shard=shard)
-            weights, reason = with_precision(store.weights(), asked, "cuda", store.sampled)
-            weights, kept = prequantize(weights)
-            made_in = arithmetic(weights, asked, reason, attention_precision(asked, "cuda", config.head_dim), kept)
-            model = ShardModel(store.config, weights, "cuda", store.nbytes, store.repacked, made_in, shard, group)
+            store = RandomStore(config, model_shape.plan(file_type), seed * group.size + rank, shard=shard)
+            weights, reason = with_precision(store.weights(), requested, "cuda", store.sampled)
+            weights, prequantized_bytes = prequantize(weights)
+            description = arithmetic(
+                weights, requested, reason, attention_precision(requested, "cuda", config.head_dim), prequantized_bytes
+            )
+            model = ShardModel(store.config, weights, "cuda", store.nbytes, store.repacked, description, shard, group)
         models.append(model)
     return Shards(group, config, tuple(models))

@@ -1,15 +1,15 @@
-"""Retrievers: models whose weights are written down so that attention does exact n-gram induction.
+"""Retrievers: models with constructed weights, whose attention performs exact n-gram induction.
 
-A retriever predicts what followed the last n tokens where they occurred before, at any length up to its context.
-It is no language model; it is an oracle: what it attends to and what it answers is known, so it tests retrieval,
-positions, caches and selection, and noise on its weights grades drafters.
+A retriever predicts what followed the last n tokens where they occurred before, at any length up to its context. It is
+not a language model but an oracle: what it attends to and what it answers is known, so it tests retrieval, positions,
+caches and selection, and with noise on its weights it grades drafters.
 
 ``qwen3`` has two layers: one attends to the n tokens before each token, by position, and the next matches. ``qwen35``
-has four: Gated DeltaNet (the token before, by order), attention (two before, and four or more, by position),
-Gated DeltaNet (three before, by order), attention (match). Feed-forwards are zero. The first n tokens of a prompt
-have too few before them and take others for them; chat markup begins every prompt, so no key is mistaken for it.
-Source: Olsson et al., "In-context Learning and Induction Heads", 2022 (the two-layer circuit); Jelassi et al., "Repeat
-After Me", 2024 (n-gram copying by transformers).
+has four: Gated DeltaNet (the token before, by order), attention (two before, and four or more, by position), Gated
+DeltaNet (three before, by order), attention (match). Feed-forwards are zero. The first n tokens of a prompt have too
+few predecessors and see wrong ones; chat markup starts every prompt, so no key is affected. Source: Olsson et al.,
+"In-context Learning and Induction Heads", 2022 (the two-layer circuit); Jelassi et al., "Repeat After Me", 2024 (n-gram
+copying by transformers).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sp.models.synthetic.synthetic_vocab import CHATML, tokenizer_metadata
 from sp.ops.rope import Rope
 
 BYTES, LETTER_PAIRS = 256, 26 * 26
-# Induction only continues, so the answer has to begin with the key: the last word of the question, in capitals.
+# Induction can only continue a text, so the answer starts with the key: the last word of the question, in capitals.
 TEMPLATE = CHATML.replace(
     "assistant\n", "assistant\n{{ messages[-1]['content'].split() | last | upper | replace('?', '') }}"
 )
 FEED_FORWARD = 64
 MAX_NGRAM = 8
 MOST_CONTEXT = 1 << 20
-ANSWER = 8.0  # size of the answer's code against the other codes of the stream
+ANSWER = 8.0  # magnitude of the answer's code relative to the other codes of the stream
 DELTA = DeltaConfig(key_heads=2, value_heads=4, head_dim=128, conv_kernel=4)
 
 
@@ -54,17 +54,17 @@ def retriever_tensors(
     context: int = 131072,
     ngram: int = 3,
 ) -> tuple[dict[str, Value], dict[str, Floats]]:
-    """Write down the weights of a retriever.
+    """Construct the weights of a retriever.
 
-    `vocab`: tokens; each gets a random code of signs. `seed`: codes, projections, phases and noise follow from it:
-    another seed is another family of models. `code_dim`: length of a code: 16 to 128, and at most 64 for ``qwen35``.
-    `noise`: standard deviation of Gaussian noise on every matrix, relative to the matrix's largest entry. Measured with
-    30 needles in 512 tokens, ``qwen3`` is exact to 0.03, right on 6 values of 10 at 0.04 and on none at 0.06;
-    ``qwen35`` is exact to 0.01, right on 9 of 10 at 0.02 and on none at 0.03. `context`: positions served, 256 to a
-    million (2^20). Fewer positions leave more of a head to the match. `ngram`: tokens that must agree, 1 to 8. With 2,
-    keys that share their last two tokens are confused. Returns `metadata`: architecture keys of a GGUF file, without a
-    tokenizer. `tensors`: GGUF names; matrices are (out, in). ConfigError for an unknown architecture or a number out of
-    its range.
+    `vocab`: tokens; each gets a random code of signs. `seed`: determines codes, projections, phases and noise: another
+    seed is another family of models. `code_dim`: length of a code: 16 to 128, and at most 64 for ``qwen35``. `noise`:
+    standard deviation of Gaussian noise on every matrix, relative to the matrix's largest entry. Measured with 30
+    needles in 512 tokens, ``qwen3`` is exact to 0.03, right on 6 values of 10 at 0.04 and on none at 0.06; ``qwen35``
+    is exact to 0.01, right on 9 of 10 at 0.02 and on none at 0.03. `context`: positions covered, 256 to a million
+    (2^20). Fewer positions leave more of a head to the match. `ngram`: tokens that must agree, 1 to 8. With 2, keys
+    that share their last two tokens are confused. Returns `metadata`: architecture keys of a GGUF file, without a
+    tokenizer, and `tensors`: by GGUF name; matrices are (out, in). ConfigError for an unknown architecture or a number
+    out of range.
     """
     if arch not in _CIRCUITS:
         raise unknown_name("retriever architecture", arch, _CIRCUITS)
@@ -82,6 +82,7 @@ def retriever_tensors(
         raise ConfigError(f"noise is {noise}; it must lie in 0..10")
     rng = np.random.default_rng(seed)
     codes = rng.choice([-1.0, 1.0], (vocab, code_dim)) / np.sqrt(code_dim)
+    # Noise is added last, so that it does not change the random draws of the construction.
     config, tensors = circuit.build(codes, ngram, context, rng)
     tensors = _completed(config, tensors)
     for name, values in tensors.items():
@@ -104,12 +105,12 @@ def write_retriever(
 ) -> Path:
     """Write a retriever as a GGUF file that reads text.
 
-    ``retriever-qwen3`` has one token a byte; ``retriever-qwen35`` also has all pairs of lower-case letters, as another
-    family would. The chat template starts the answer with the last word of the question in capitals, so a document with
-    lines like ``QTX83019`` can be asked "value of qtx?". A newline ends the answer.
-    `type`: format of the matrices; norms, biases and the convolution stay F32. In q4_k_m the short rows are Q8_0.
-    `seed`, `noise`, `code_dim`, `context`, `ngram`: see `retriever_tensors`. Returns the file. ConfigError: as
-    `retriever_tensors`, and for an unknown shape or type; GGUFError when the file cannot be written.
+    ``retriever-qwen3`` has one token per byte; ``retriever-qwen35`` also has all pairs of lower-case letters, like
+    another family. The chat template starts the answer with the last word of the question in capitals, so a document
+    with lines like ``QTX83019`` can be asked "value of qtx?". A newline ends the answer. `type`: format of the
+    matrices; norms, biases and the convolution stay F32. In q4_k_m the short rows are Q8_0. `seed`, `noise`,
+    `code_dim`, `context`, `ngram`: see `retriever_tensors`. Returns the file. ConfigError: as `retriever_tensors`, and
+    for an unknown shape or type; GGUFError if the file cannot be written.
     """
     if shape not in RETRIEVER_SHAPES:
         raise unknown_name("retriever shape", shape, RETRIEVER_SHAPES)
@@ -133,17 +134,17 @@ def write_retriever(
 
 
 def _slots(ngram: int) -> list[str]:
-    """The current token, then the n before it."""
+    """Return the names of the slots: the current token, then the n before it."""
     return ["current", *(f"previous_{lag}" for lag in range(1, ngram + 1))]
 
 
 def _heads(ngram: int, **shape: Any) -> Heads:
-    """Enough heads for every lag, two of each for a key and value head."""
+    """Return enough heads for every lag, with two kv heads."""
     return Heads(count=4 if ngram <= 4 else 8, kv_count=2, **shape)
 
 
 def _qwen3(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -> tuple[ModelConfig, Tensors]:
-    """Offsets, then match; the embedding is the head, so the answer lands on the current token's slot."""
+    """Build offsets, then match; the embedding is the head, so the answer is written to the current token's slot."""
     slots = _slots(ngram)
     stream = Residual(codes.shape[1], tuple(slots))
     heads = _heads(ngram, head_dim=128, rope_dim=128, rope_base=1e9, gated=False)
@@ -157,11 +158,12 @@ def _qwen3(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -
 
 
 def _qwen35(codes: Doubles, ngram: int, context: int, rng: np.random.Generator) -> tuple[ModelConfig, Tensors]:
-    """Lags 1 and 3 by Gated DeltaNet, the others by attention; the head is a matrix of its own."""
+    """Build lags 1 and 3 with Gated DeltaNet, the others with attention; the head is a matrix of its own."""
     slots = _slots(ngram)
     stream = Residual(codes.shape[1], (*slots, "answer"))
     heads = _heads(ngram, head_dim=256, rope_dim=64, rope_base=1e7, gated=True)
     lags = dict(enumerate(slots[1:], start=1))
+    # Gated DeltaNet serves lags 1 and 3 by order, attention the others by position.
     first, third = ({lag: slot for lag, slot in lags.items() if lag == only} for only in (1, 3))
     by_position = {lag: slot for lag, slot in lags.items() if lag not in (1, 3)}
     energy = 2.0 + len(first)
@@ -204,23 +206,26 @@ def _named(layers: list[Tensors]) -> Tensors:
     return {f"blk.{i}.{name}": values for i, layer in enumerate(layers) for name, values in layer.items()}
 
 
-def _completed(config: ModelConfig, given: Tensors) -> Tensors:
-    """What was written down, and what else blocks ask for: norms that change nothing, products that add nothing."""
-    found = {name: values for name, values in given.items() if not name.startswith("blk.")}
+def _completed(config: ModelConfig, constructed: Tensors) -> Tensors:
+    """Add the tensors that blocks require and the construction does not set: norms of one, matrices of zero."""
+    complete = {name: values for name, values in constructed.items() if not name.startswith("blk.")}
     for index in range(config.layers):
         store, blk = RecordingStore(config), f"blk.{index}."
         find_architecture(config.architecture).block(store, index)
-        found |= {name: values for name, values in given.items() if name.startswith(blk)}
+        complete |= {name: values for name, values in constructed.items() if name.startswith(blk)}
         for tensor in store.tensors.values():
             rest = np.ones(tensor.shape) if tensor.kind == "vector" else np.zeros(tensor.shape)
-            assert found.setdefault(tensor.name, rest).shape == tensor.shape, f"{tensor}: {found[tensor.name].shape}"
-    return found
+            assert complete.setdefault(tensor.name, rest).shape == tensor.shape, (
+                f"{tensor}: {complete[tensor.name].shape}"
+            )
+    return complete
 
 
 @dataclass(frozen=True)
 class _Circuit:
-    """How a retriever of an architecture is made. `build`: from codes (vocab, code_dim), n, context and a generator to
-    the configuration and what matters of the tensors. `text_tokens`, `vocab`: of one that reads text."""
+    """Construction of a retriever for one architecture. `build`: from codes (vocab, code_dim), n, context and a
+    generator to the configuration and the tensors that matter. `text_tokens`, `vocab`: sizes of a vocabulary that reads
+    text."""
 
     build: Callable[[Doubles, int, int, np.random.Generator], tuple[ModelConfig, Tensors]]
     widest_code: int

@@ -1,9 +1,9 @@
-"""Named model shapes: hyper-parameters, the tensors they imply and the metadata that tells of them.
+"""Named model shapes: hyper-parameters, the tensors they imply and the metadata that describes them.
 
-A shape is all of a model but its numbers, so speed and memory can be measured with no weights to download. Names of
-published models have the sizes of their configurations on Hugging Face; the tiny ones keep their traits (heads wider
-than hidden / heads, three value heads a key head, partial RoPE, factors of frequencies, seven query heads on a key
-head, rows of experts that are no whole blocks of 256) at a size that a test can run.
+A shape is everything of a model but its numbers, so speed and memory can be measured without downloading weights. Names
+of published models have the sizes of their configurations on Hugging Face; the tiny ones keep their traits (heads wider
+than hidden / heads, three value heads per key head, partial RoPE, factors of frequencies, seven query heads per key
+head, rows of experts that are not whole blocks of 256) at a size that a test can run.
 """
 
 from __future__ import annotations
@@ -44,73 +44,74 @@ INTERVAL = 4  # every fourth layer of a hybrid attends
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model without its weights."""
+    """Shape of a model, without weights."""
 
     name: str
     config: ModelConfig
-    tied: bool  # whether the embedding is also the output matrix
+    tied: bool  # True if the embedding is also the output matrix
     text_tokens: int  # ordinary tokens of the vocabulary; special ones follow, then padding up to ``config.vocab``
 
     def tensors(self) -> list[TensorSpec]:
-        """Every tensor, in file order."""
-        config_tensors = [TensorSpec(name, values.shape, "vector") for name, values in self.config_tensors().items()]
-        return config_tensors + model_tensors(self.config, () if self.tied else ("output.weight",))
+        """List every tensor, in file order."""
+        vectors = [TensorSpec(name, values.shape, "vector") for name, values in self.config_tensors().items()]
+        return vectors + model_tensors(self.config, () if self.tied else ("output.weight",))
 
     @property
     def usual_type(self) -> str:
-        """The file type that is meant where none is named."""
+        """Default file type of the family."""
         return find_architecture(self.config.architecture).usual_type
 
     def config_tensors(self) -> dict[str, Floats]:
-        """Tensors that tell of the configuration, see `Architecture.config_tensors`: not random."""
-        back = find_architecture(self.config.architecture).config_tensors
-        found = {name: values(self.config) for name, values in back.items()}
-        return {name: values for name, values in found.items() if values is not None}
+        """Return the numbers of tensors that encode the configuration, see `Architecture.config_tensors`: not
+        random."""
+        inverses = find_architecture(self.config.architecture).config_tensors
+        numbers = {name: values(self.config) for name, values in inverses.items()}
+        return {name: values for name, values in numbers.items() if values is not None}
 
     def fixed_tensors(self) -> dict[str, Floats]:
-        """Numbers of tensors that are not drawn: `config_tensors`, and norms of queries where a layer does not scale
-        its scores. Such a model has learnt the scale; without it weights of attention would hang on the last bit of a
-        score."""
-        record, found = find_architecture(self.config.architecture), self.config_tensors()
+        """Return the numbers of tensors that are not random: `config_tensors`, and query norms of layers that do not
+        scale their scores. Such a model has learnt the scale; with random norms attention weights would depend on the
+        last bit of a score."""
+        record, numbers = find_architecture(self.config.architecture), self.config_tensors()
         for layer in self.config.attention_layers:
             spec, width = record.spec(self.config, layer), self.config.heads_of(layer).head_dim
             if spec.qk_norm and spec.scale == 1:
-                found[f"blk.{layer}.attn_q_norm.weight"] = np.full(width, width**-0.5, np.float32)
-        return found
+                numbers[f"blk.{layer}.attn_q_norm.weight"] = np.full(width, width**-0.5, np.float32)
+        return numbers
 
     def plan(self, file_type: str) -> Plan:
-        """Name, shape and format of every tensor, in file order; ConfigError for an unknown file type."""
+        """Return name, shape and format of every tensor, in file order; ConfigError for an unknown file type."""
         return tensor_formats(self.tensors(), file_type, self.config.layers, tied=self.tied)
 
     def metadata(self) -> dict[str, Value]:
-        """The keys a loader reads, without tokenizer and file type."""
+        """Return the keys that a loader reads, without tokenizer and file type."""
         record = find_architecture(self.config.architecture)
         named: dict[str, Value] = {"general.architecture": record.name, "general.name": f"{self.name} (synthetic)"}
         return named | record.keys(self.config)
 
 
 def tensor_formats(tensors: list[TensorSpec], file_type: str, layers: int, *, tied: bool) -> Plan:
-    """Name, shape and format of tensors as a file of that type has them."""
+    """Return name, shape and format of tensors in a file of that type."""
     return [
-        (one.name, one.shape, tensor_format(file_type, one.name, one.shape, layers=layers, tied=tied))
-        for one in tensors
+        (spec.name, spec.shape, tensor_format(file_type, spec.name, spec.shape, layers=layers, tied=tied))
+        for spec in tensors
     ]
 
 
 def list_shapes() -> tuple[str, ...]:
-    """Names `find_shape` knows."""
+    """List the names that `find_shape` accepts."""
     return tuple(sorted(_SHAPES))
 
 
 def find_shape(name: str) -> ModelShape:
-    """The shape called `name`; ConfigError with the nearest names when there is none."""
+    """Return the shape called `name`; ConfigError with the nearest names if there is none."""
     if name not in _SHAPES:
         raise unknown_name("shape", name, _SHAPES)
     return _SHAPES[name]
 
 
 def type_of_shape(shape: str, named: str | None) -> str:
-    """The file type that is named, or else the one that a shape is meant in; ConfigError when the shape is unknown.
+    """Return the file type `named`, or else the default of a shape; ConfigError if the shape is unknown.
 
     >>> type_of_shape("gpt-oss-20b", None), type_of_shape("gpt-oss-20b", "bf16"), type_of_shape("qwen3-0.6b", None)
     ('mxfp4_moe', 'bf16', 'q4_k_m')
@@ -119,8 +120,8 @@ def type_of_shape(shape: str, named: str | None) -> str:
 
 
 def tensor_plan(shape: str, file_type: str) -> Plan:
-    """Name, shape and format of every tensor of a named shape, in file order. ConfigError when the shape or the file
-    type is unknown."""
+    """Return name, shape and format of every tensor of a named shape, in file order. ConfigError if the shape or the
+    file type is unknown."""
     return find_shape(shape).plan(file_type)
 
 
@@ -203,8 +204,8 @@ def _gemma4(
     rope = Rope(1e6, others.head_dim, scaling=quarter_turned(others.head_dim))
     dense = _dense("gemma4", hidden, vocab, ffn, layers, near.heads, near.kv_heads, near.head_dim, rope, context)
     local = Rope(LOCAL_BASE, near.head_dim)
-    found = widened(dense, every_window(layers, window, GEMMA4_EVERY), near, others, local)
-    return replace(found, final_softcap=30.0, output_scales=True)
+    config = widened(dense, every_window(layers, window, GEMMA4_EVERY), near, others, local)
+    return replace(config, final_softcap=30.0, output_scales=True)
 
 
 def _muse_glimmer(
@@ -212,8 +213,8 @@ def _muse_glimmer(
 ) -> ModelConfig:
     rope = Rope(5e5, head_dim, "interleaved")
     dense = _dense("muse-glimmer", hidden, vocab, ffn, layers, heads, kv_heads, head_dim, rope, 131072, 1e-5)
-    found = muse_windowed(dense, every_window(layers, window, MUSE_EVERY))
-    return replace(found, logit_scale=scale, final_softcap=20.0)
+    config = muse_windowed(dense, every_window(layers, window, MUSE_EVERY))
+    return replace(config, logit_scale=scale, final_softcap=20.0)
 
 
 def _gpt_oss(
@@ -257,7 +258,7 @@ def _qwen35(
 
 
 def _mixture(name: str, dense: ModelConfig, experts: ExpertConfig) -> ModelConfig:
-    """The same with experts in every layer."""
+    """Return the configuration with experts in every layer."""
     return replace(dense, architecture=name, ffn=(experts.active,) * dense.layers, experts=experts)
 
 

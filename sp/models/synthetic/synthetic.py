@@ -1,8 +1,8 @@
-"""Synthetic models: random weights of realistic scale in a real shape, written as fast as the disk takes them.
+"""Synthetic models: random weights of realistic scale in a real shape, written as fast as the disk allows.
 
-Matrices have standard deviation ``1 / sqrt(fan_in)``, norms lie near 1 and the decay parameters of recurrent layers
-are drawn as such models are initialised (Gu and Dao, Mamba, 2023, https://arxiv.org/abs/2312.00752), so a forward
-pass stays finite and costs what the real model costs. What it says is noise.
+Matrices have standard deviation ``1 / sqrt(fan_in)``, norms are near 1 and the decay parameters of recurrent layers are
+drawn as such models are initialised (Gu and Dao, Mamba, 2023, https://arxiv.org/abs/2312.00752), so a forward pass
+stays finite and costs what the real model costs. The outputs are noise.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def write_synthetic(
     with the bytes of each piece of tensor data written; the total is that of `tensor_plan`. Returns the file, complete.
     ConfigError when shape or file type is unknown, or the seed negative; GGUFError when the file cannot be written.
     """
-    found = find_shape(shape)
-    plan = found.plan(file_type)
-    return write_random(path, synthetic_metadata(found, file_type), plan, seed, progress, found.fixed_tensors())
+    model_shape = find_shape(shape)
+    plan = model_shape.plan(file_type)
+    return write_random(
+        path, synthetic_metadata(model_shape, file_type), plan, seed, progress, model_shape.fixed_tensors()
+    )
 
 
 def write_random(
@@ -68,7 +70,7 @@ def write_random(
 
 
 def synthetic_metadata(shape: ModelShape, file_type: str) -> dict[str, Value]:
-    """All keys of such a file, its tokenizer among them."""
+    """Return all keys of such a file, including its tokenizer."""
     config = shape.config
     kind: dict[str, Value] = {"general.file_type": file_type_id(file_type), "general.quantization_version": 2}
     pre = find_architecture(config.architecture).tokenizers[0]
@@ -76,11 +78,11 @@ def synthetic_metadata(shape: ModelShape, file_type: str) -> dict[str, Value]:
 
 
 def _data(name: str, shape: tuple[int, ...], fmt: BlockFormat, seed: int) -> Iterable[Bytes]:
-    """Pieces of a tensor; each tensor has its own stream, so its bytes do not depend on the others."""
+    """Yield pieces of a tensor; each tensor has its own random stream, so its bytes do not depend on the others."""
     rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
     if len(shape) == 1:
         return [F32.encode(random_vector(name, shape[0], rng))]
-    return _ahead(_blocks(rng, fmt, prod(shape) // fmt.block_size, shape[-1] ** -0.5))
+    return _prefetched(_blocks(rng, fmt, prod(shape) // fmt.block_size, shape[-1] ** -0.5))
 
 
 def _blocks(rng: np.random.Generator, fmt: BlockFormat, count: int, std: float) -> Iterator[Bytes]:
@@ -89,8 +91,8 @@ def _blocks(rng: np.random.Generator, fmt: BlockFormat, count: int, std: float) 
         yield random_blocks(rng, fmt, min(step, count - start), std)
 
 
-def _ahead(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
-    """The same pieces, the next one drawn while the last is written."""
+def _prefetched(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
+    """Yield the same pieces; the next one is drawn while the last is written."""
     with ThreadPoolExecutor(1) as worker:
         waiting = worker.submit(next, pieces, None)
         while (piece := waiting.result()) is not None:
@@ -99,14 +101,14 @@ def _ahead(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
 
 
 def random_vector(name: str, size: int, rng: np.random.Generator) -> Floats:
-    """A norm, bias or decay vector (size,), drawn as its name asks."""
+    """Draw a norm, bias or decay vector (size,), with a distribution chosen by its name."""
     if name.endswith(("norm.weight", "layer_output_scale.weight")):
         values = 1 + 0.1 * rng.standard_normal(size)
     elif name.endswith("ssm_a"):
         values = -rng.uniform(1, 16, size)
     elif name.endswith("ssm_dt.bias"):
         step = np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), size))
-        values = np.log(np.expm1(step))  # softplus of it gives the step back
+        values = np.log(np.expm1(step))  # the inverse of softplus
     elif name.endswith("ffn_gate_inp_shexp.weight"):
         values = rng.standard_normal(size) * size**-0.5
     elif name.endswith("attn_sinks.weight"):
@@ -122,14 +124,14 @@ def random_blocks(rng: np.random.Generator, fmt: BlockFormat, blocks: int, std: 
     """Draw `blocks` blocks whose decoded values have mean about 0 and standard deviation `std`.
 
     Encoding random values would take minutes for a large model. Instead all bytes of a block are drawn at once, and
-    only its scales are put right afterwards: codes are then uniform over their range, and the block's scale, which
-    varies from block to block, sets the spread. Formats do this by `BlockFormat.fit_scales`; for a format without it,
-    values are drawn and encoded.
+    only its scales are corrected afterwards: codes are then uniform over their range, and the block's scale, which
+    varies from block to block, sets the spread. The format defines how (`BlockFormat.fit_scales`); for a format without
+    it, values are drawn and encoded.
 
     Parameters
     ----------
     std : float
-        Between 1e-5 and 100; below 1e-3 met as nearly as the scales of a format allow, by NVFP4 not at all.
+        Between 1e-5 and 100; below 1e-3 it is met as closely as the scales of a format allow, by NVFP4 not at all.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Vocabularies of any size, built by rule, and chat templates for them.
 
-256 bytes, then pairs of lower-case letters, pairs behind a space, and joins of two pairs until the vocabulary is
-full; so English text takes some three characters a token and the file opens at the cost of a real one. Special
-tokens bear the names and, in the published shapes, the ids of the Qwen models, of gpt-oss, of Llama 3 and of Llama 2.
+256 bytes, then pairs of lower-case letters, pairs after a space, and joins of two pairs until the vocabulary is full;
+English text takes about three characters per token, and the file opens at the cost of a real one. Special tokens have
+the names and, in the published shapes, the ids of the Qwen models, of gpt-oss, of Llama 3 and of Llama 2.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHANNELS = (
 
 @dataclass(frozen=True)
 class _Special:
-    """Special tokens of byte-pair vocabularies, in the order of their ids behind the text's."""
+    """Special tokens of byte-pair vocabularies, in the order of their ids, which follow the text tokens."""
 
     control: tuple[str, ...]
     added: tuple[str, ...]
@@ -96,14 +96,13 @@ _SPACE = "Ġ"  # how the byte alphabet writes a space
 
 
 def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Value]:
-    """The ``tokenizer.*`` keys of a vocabulary of `vocab` tokens, the first `text_tokens` of them ordinary.
+    """Return the ``tokenizer.*`` keys of a vocabulary of `vocab` tokens, the first `text_tokens` of them ordinary.
 
     `pre`: pre-tokenizer, one of `PRE_TOKENIZERS`, `SENTENCEPIECE` or `MERGED_PIECES`. Those of Llama 3 and gpt-oss come
     with their special tokens, the others with Qwen's. `text_tokens`: bytes and merged tokens; the special tokens start
-    at this id. Those of pieces come first and count. `vocab`: rows of the embedding; what the special tokens leave is
-    padding.
-    ConfigError when the sizes do not fit: too few text tokens for all bytes, more than the rule can make, or no room
-    for the special tokens.
+    at this id. In vocabularies of pieces the special tokens come first and are included. `vocab`: rows of the
+    embedding; the rows after the special tokens are padding. ConfigError if the sizes do not fit: too few text tokens
+    for all bytes, more than the rule can make, or no room for the special tokens.
 
     >>> keys = tokenizer_metadata("qwen2", 1000, 1100)
     >>> len(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.merges"][:2], keys["tokenizer.ggml.eos_token_id"]
@@ -115,11 +114,13 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
     if pre in (SENTENCEPIECE, MERGED_PIECES):
         return _pieces(pre, text_tokens, vocab)
     by_pre = {"llama-bpe": _LLAMA3, "gpt-4o": _HARMONY}
-    named = next((one for name, one in by_pre.items() if PRE_TOKENIZERS[pre] == PRE_TOKENIZERS[name]), _QWEN)
+    same_rule = (tokens for name, tokens in by_pre.items() if PRE_TOKENIZERS[pre] == PRE_TOKENIZERS[name])
+    named = next(same_rule, _QWEN)
     special = [*named.control, *named.added]
-    merges = _made(text_tokens, 256, len(special), vocab)
+    merges = _merges_for(text_tokens, 256, len(special), vocab)
     alphabet = [chr(code) for code in byte_alphabet()]
-    tokens = [*alphabet, *(left + right for left, right in merges), *special]
+    tokens = [*alphabet, *(first + second for first, second in merges), *special]
+    # Control tokens are never spelled by text, user-defined ones are.
     types = [NORMAL] * text_tokens + [CONTROL] * len(named.control) + [USER_DEFINED] * len(named.added)
     begin = {} if named.begin is None else {"tokenizer.ggml.bos_token_id": tokens.index(named.begin, text_tokens)}
     return {
@@ -127,7 +128,7 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens + _padding(len(tokens), vocab),
         "tokenizer.ggml.token_type": types + [UNUSED] * (vocab - len(tokens)),
-        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges],
+        "tokenizer.ggml.merges": [f"{first} {second}" for first, second in merges],
         **begin,
         "tokenizer.ggml.eos_token_id": tokens.index(named.end, text_tokens),
         "tokenizer.ggml.padding_token_id": tokens.index(named.padding, text_tokens),
@@ -137,20 +138,22 @@ def tokenizer_metadata(pre: str, text_tokens: int, vocab: int) -> dict[str, Valu
 
 
 def _pieces(model: str, text_tokens: int, vocab: int) -> dict[str, Value]:
-    """The same merges, listed or by score, single characters last, as SentencePiece orders them."""
+    """Return the keys of a vocabulary of pieces: the same merges, listed or by score, single characters last, as in
+    SentencePiece."""
     special, singles = ["<unk>", "<s>", "</s>"], [SPACE, *map(chr, range(0x21, 0x7F))]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    merges = _made(text_tokens, len(special) + 256 + len(singles), 0, vocab)
-    joined = [(left + right).replace(_SPACE, SPACE) for left, right in merges]
+    merges = _merges_for(text_tokens, len(special) + 256 + len(singles), 0, vocab)
+    joined = [(first + second).replace(_SPACE, SPACE) for first, second in merges]
     tokens = [*special, *bytes_, *joined, *singles]
-    listed = [f"{left} {right}".replace(_SPACE, SPACE) for left, right in merges]
+    merge_lines = [f"{first} {second}".replace(_SPACE, SPACE) for first, second in merges]
+    # SentencePiece merges by score: earlier merges have higher ones.
     ranks = np.maximum(np.arange(vocab) - len(special) - 256, 0)
     return {
         "tokenizer.ggml.model": model,
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens + _padding(len(tokens), vocab),
         "tokenizer.ggml.scores": (-ranks).astype(np.float32),
-        **({"tokenizer.ggml.merges": listed} if model == MERGED_PIECES else {}),
+        **({"tokenizer.ggml.merges": merge_lines} if model == MERGED_PIECES else {}),
         "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL]
         + [BYTE] * 256
         + [NORMAL] * (len(joined) + len(singles))
@@ -164,10 +167,10 @@ def _pieces(model: str, text_tokens: int, vocab: int) -> dict[str, Value]:
     }
 
 
-def _made(text_tokens: int, given: int, special: int, vocab: int) -> list[tuple[str, str]]:
-    """The merges that make up `text_tokens` when so many are `given`; ConfigError when that does not fit."""
-    merges = list(islice(_merges(), max(text_tokens - given, 0)))
-    if text_tokens != given + len(merges) or text_tokens + special > vocab:
+def _merges_for(text_tokens: int, base: int, special: int, vocab: int) -> list[tuple[str, str]]:
+    """Return the merges that fill `text_tokens` after `base` other tokens; ConfigError if that does not fit."""
+    merges = list(islice(_merges(), max(text_tokens - base, 0)))
+    if text_tokens != base + len(merges) or text_tokens + special > vocab:
         raise ConfigError(f"no synthetic vocabulary of {text_tokens} text tokens in {vocab}")
     return merges
 
@@ -177,10 +180,11 @@ def _padding(used: int, vocab: int) -> list[str]:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs of tokens to join, earlier ones first; each makes a new token out of earlier ones."""
+    """Yield pairs of tokens to merge; each makes a new token out of earlier ones."""
     pairs = ["".join(letters) for letters in product(ascii_lowercase, repeat=2)]
     yield from product(ascii_lowercase, repeat=2)
     yield from ((_SPACE, pair) for pair in pairs)
     yield from ((_SPACE, letter) for letter in ascii_lowercase)
     # Diagonals, so that a vocabulary cut short still holds words that start with any letter.
-    yield from ((left, pairs[(i + shift) % len(pairs)]) for shift in range(len(pairs)) for i, left in enumerate(pairs))
+    count = len(pairs)
+    yield from ((first, pairs[(i + shift) % count]) for shift in range(count) for i, first in enumerate(pairs))

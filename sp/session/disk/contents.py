@@ -55,7 +55,7 @@ def _caches(memory: Memory) -> dict[str, SessionCache]:
 
 
 def _facts(changes: CacheChanges, cache: SessionCache) -> dict[str, Any]:
-    contents = changes.held
+    contents = changes.contents
     return {
         "tokens": contents.tokens,
         "first": changes.first,
@@ -78,7 +78,7 @@ def _bases(cache: SessionCache) -> str:
 
 
 def _arrays(name: str, changes: CacheChanges) -> dict[str, Array]:
-    contents = changes.held
+    contents = changes.contents
     arrays: dict[str, Array] = {f"{name}.places": contents.places}
     for layer, pages in contents.pages.items():
         arrays |= dict(zip(_sides(name, layer), pages, strict=True))
