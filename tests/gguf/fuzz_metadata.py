@@ -33,7 +33,7 @@ from sp.models import Model, load_model
 from sp.models.drafts.dflash import load_draft
 from sp.models.families.llama import FACTORS
 from sp.models.synthetic.dflash_synthetic import find_draft_shape
-from sp.models.synthetic.shapes import ModelPlan, find_shape, list_shapes
+from sp.models.synthetic.shapes import Plan, find_shape, list_shapes
 from sp.models.synthetic.synthetic_vocab import tokenizer_metadata
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import plan_file
@@ -157,7 +157,7 @@ def retyped(rng: random.Random, value: Any) -> tuple[int, bytes]:
 class Case:
     """A base file, and keys whose values are replaced."""
 
-    def __init__(self, name: str, metadata: Mapping[str, Any], plan: ModelPlan) -> None:
+    def __init__(self, name: str, metadata: Mapping[str, Any], plan: Plan) -> None:
         self.name, self.metadata, self.keys = name, dict(metadata), set(metadata) | {"general.alignment"}
         self.records = {key: encode_key_value(key, value) for key, value in metadata.items()}
         self.tensors, self.nbytes, self.data = [], 0, b""
