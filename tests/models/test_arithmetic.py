@@ -80,7 +80,7 @@ def test_the_first_layers_stay_whatever_is_asked() -> None:
     wide = (17408, 5120)
     eligible = [n for n in range(64) if is_eligible(f"blk.{n}.ffn_up.weight", wide)]
     assert eligible == list(range(FIRST_LAYERS, 64))
-    assert [n for n in range(12) if is_eligible(f"blk.{n}.attn_q.weight", wide, left=0)] == list(range(12))
+    assert [n for n in range(12) if is_eligible(f"blk.{n}.attn_q.weight", wide, first=0)] == list(range(12))
     for name in ("output.weight", "token_embd.weight", "blk.weight", "blk.x.ffn_up.weight", "", "1.ffn_up.weight"):
         assert is_eligible(name, wide), "of no layer: the shape decides"
         assert not is_eligible(name, (17408,))

@@ -117,5 +117,5 @@ def test_inspect_says_where_rope_is() -> None:
 
 
 def test_gpus_cannot_share_it_yet() -> None:
-    with pytest.raises(ConfigError, match="norms behind"):
+    with pytest.raises(ConfigError, match="post-norms"):
         load_shards(FIXTURE, HostGroup(2))

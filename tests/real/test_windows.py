@@ -57,7 +57,7 @@ def prompt(drafter: Loaded) -> Prompt:
 
 def rank(request: ScoreRequest) -> int:
     """How many chunks of the document score higher than the best one of the needle."""
-    scores = np.where(request.kept, -np.inf, SCORER.score(request).scores)
+    scores = np.where(request.protected, -np.inf, SCORER.score(request).scores)
     chunks = [scores[start : start + HEAT_CHUNK].max() for start in range(0, len(scores), HEAT_CHUNK)]
     first, last = (int(at) // HEAT_CHUNK for at in np.flatnonzero(request.needle)[[0, -1]])
     return sum(chunk > max(chunks[first : last + 1]) for chunk in chunks)
