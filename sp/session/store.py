@@ -266,16 +266,12 @@ class Conversations:
 
 
 FREE = ("decode", "max_new_tokens")  # options that do not affect the caches
-FORMER_NAMES = {"TopSentences": "Sentence", "TopJsonValues": "Json", "TopLines": "Lines", "TopSegments": "Segments"}
-"""Names of classes when the first files were written; with these in the hash, such files are still matched."""
 
 
 def identity(pair: str, options: RunOptions, memory: ConversationOptions) -> str:
     """Return a hash of the pair and of options; tokens are compared individually."""
     parts = [f"{field.name}={getattr(options, field.name)!r}" for field in fields(options) if field.name not in FREE]
     text = "\n".join([pair, *parts, repr(memory)])  # `repr` of strategies has their class and all fields
-    for name, former in FORMER_NAMES.items():
-        text = text.replace(f"={name}(", f"={former}(")
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
