@@ -189,12 +189,8 @@ class Front:
 
     async def _shortened(self, api: Api, raw: bytes, request: Request) -> tuple[bytes, ShortenedRequest | None]:
         """Return the body to send, and how it was shortened; None if the client wants it unchanged."""
-        try:
-            text = raw.decode()
-            body = json.loads(text)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):  # the upstream server reports what is wrong
+        text, body = _json_object(raw)
+        if body is None:  # the upstream server reports what is wrong
             encoding = request.headers.get("content-encoding", "")
             reason = f"the body is encoded with {plain(encoding, 40)}" if encoding else "the body is no JSON object"
             return raw, ShortenedRequest({}, reason=reason)
@@ -276,12 +272,8 @@ class Front:
             raise self._upstream.broken(error) from None
         finally:
             await reply.aclose()
-        try:
-            text = raw.decode()
-            body = json.loads(text)
-        except (ValueError, RecursionError):
-            body = None
-        if isinstance(body, dict) and isinstance(body.get("usage"), dict):
+        text, body = _json_object(raw)
+        if body is not None and isinstance(body.get("usage"), dict):
             self._count_usage(outcome, body["usage"])
             raw = with_member(text, ("usage",), "sp", outcome.usage()).encode()
         response = Response(raw, reply.status_code)
@@ -300,6 +292,16 @@ class Front:
         kind = "upstream_error" if error.status >= 500 else "invalid_request_error"
         content = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
         return JSONResponse({"error": content}, error.status)
+
+
+def _json_object(raw: bytes) -> tuple[str, dict[str, Any] | None]:
+    """Return the text of a body and the object that it is; None if it is anything else."""
+    try:
+        text = raw.decode()
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return "", None
+    return text, body if isinstance(body, dict) else None
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -25,6 +25,8 @@ from sp.hub.known import KnownModel, fetched, model_file, models_folder
 
 BLOCK = 1 << 20
 BROKEN = (BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""Errors of reading a damaged archive; zipfile raises the last two for a compression method or a cipher it lacks, which
+damaged headers can ask for."""
 
 
 def take_member(archive: Path, member: str, place: Path, most: int) -> int:

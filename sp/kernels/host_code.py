@@ -114,7 +114,7 @@ def _parsed(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[bytes]
             imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imports |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-    statements = [tuple(_words(node)) for node in tree.body if not isinstance(node, SILENT) and not _is_prose(node)]
+    statements = [tuple(_words(node)) for node in tree.body if not isinstance(node, SILENT) and not is_prose(node)]
     strings = {text for words in statements for kind, text in words if kind == "str"}
     texts = ("\0".join(text for _, text in words) for words in statements)
     return frozenset(imports), frozenset(strings), frozenset(hashlib.sha256(text.encode()).digest() for text in texts)
@@ -133,7 +133,7 @@ def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
         if name in UNSEEN:
             continue
         items = value if isinstance(value, list) else [value]
-        items = [item for item in items if item is not None and not isinstance(item, SILENT) and not _is_prose(item)]
+        items = [item for item in items if item is not None and not isinstance(item, SILENT) and not is_prose(item)]
         if items:
             yield "field", name
         for item in items:
@@ -144,6 +144,6 @@ def _words(node: ast.AST) -> Iterator[tuple[str, str]]:
     yield "end", ""
 
 
-def _is_prose(node: object) -> bool:
+def is_prose(node: object) -> bool:
     """Return True for a string that is a statement, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -18,6 +18,7 @@ from sp.evals.natural.questions import NaturalTask
 from sp.evals.trained_for import note_of_metadata
 from sp.folders import cache_folder
 from sp.gguf import GGUFFile, chat_template
+from sp.kernels.host_code import is_prose
 from sp.models import ModelConfig, read_config
 from sp.plugins import file_of
 from sp.session.loaded import default_drafter, embedded
@@ -107,18 +108,9 @@ def code_sha256(paths: Sequence[Path]) -> str:
         tree = ast.parse(path.read_bytes())
         for node in ast.walk(tree):
             if isinstance(body := getattr(node, "body", None), list):
-                node.body = [statement for statement in body if not _is_prose(statement)]  # type: ignore[attr-defined]
+                node.body = [statement for statement in body if not is_prose(statement)]  # type: ignore[attr-defined]
         digest.update(ast.dump(tree).encode() + b"\0")
     return digest.hexdigest()
-
-
-def _is_prose(statement: ast.stmt) -> bool:
-    """Return True for a docstring, or another text that stands alone: neither does anything when it is run."""
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(value := statement.value, ast.Constant)
-        and isinstance(value.value, str)
-    )
 
 
 def outside_files(run: Run, digest_of: Callable[[Sequence[Path]], str] = code_sha256) -> dict[str, str]:
