@@ -27,7 +27,8 @@ COMBINED = (
 def sections() -> dict[str, tuple[str, list[Field]]]:
     """What each part of a file is for, and its keys."""
     from sp.session import RunOptions
-    from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES, Pair, TaskKeys, TopKeys
+    from sp.studies.sweep.keys import TaskKeys, TopKeys
+    from sp.studies.sweep.sweep import CELL_KEYS, COMPRESS, SECTIONS, STRATEGIES, Pair
 
     parts = [Field(name, "mapping | list", None, f"See {name}, below.") for name in SECTIONS]
     parts.append(

@@ -16,7 +16,7 @@ from sp.commands.shell.terminal import AsJson, Wide, check_folder, clock, follow
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sp.studies.sweep.conduct import Estimate, Plan, Pool
+    from sp.studies.sweep.conduct import Estimate, Pool, SweepPlan
     from sp.studies.sweep.sweep import Run
 
 
@@ -76,15 +76,15 @@ def sweep(
             soft_wrap=True,
         )
     pool = open_pool(plan, gpus, Ray(address, actors) if executor == "ray" else None)
-    if plan.left:
+    if plan.remaining:
         workers = "actors" if executor == "ray" else "devices"
-        told = expected(plan, 1 if pool is None else min(pool.size, len(plan.left)), workers)
+        told = expected(plan, 1 if pool is None else min(pool.size, len(plan.remaining)), workers)
         console.print(f"sp: {told}", highlight=False, soft_wrap=True)
     failures = carry_on(plan, pool, console)
     summary: dict[str, Any] = {
         "sweep": asked.name,
         "runs": len(plan.jobs),
-        "already_done": len(plan.jobs) - len(plan.left),
+        "already_done": len(plan.jobs) - len(plan.remaining),
         "failed": failures,
         "rows": str(plan.path),
     }
@@ -95,7 +95,7 @@ def sweep(
     if as_json:
         print_json(summary)
     else:
-        done = len(plan.left) - len(failures)
+        done = len(plan.remaining) - len(failures)
         print(f"{done} runs done, {summary['already_done']} were done before; rows in {plan.path}")
         if "report" in summary:
             print(f"report in {summary['report']}")
@@ -105,19 +105,19 @@ def sweep(
         raise SystemExit(1)
 
 
-def expected(plan: Plan, workers: int, called: str = "devices") -> str:
+def expected(plan: SweepPlan, workers: int, called: str = "devices") -> str:
     """How long what is left will take, before it begins: by earlier runs here, or else a guess."""
     from sp.studies.sweep.conduct import TYPICAL, from_earlier
 
     measured = from_earlier(plan)
     estimate = measured or TYPICAL[plan.device]
-    seconds = sum(estimate.seconds(job.work) for job in plan.left) / workers
+    seconds = sum(estimate.seconds(job.work) for job in plan.remaining) / workers
     source = f"by {estimate.source}" if measured else f"guessed from {estimate.source}"
     shared = f" on {workers} {called}" if workers > 1 else ""
-    return f"{len(plan.left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, {source}"
+    return f"{len(plan.remaining):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, {source}"
 
 
-def carry_on(plan: Plan, pool: Pool | None, console: Console, *, lasting: bool = True) -> list[str]:
+def carry_on(plan: SweepPlan, pool: Pool | None, console: Console, *, lasting: bool = True) -> list[str]:
     """Do what is left under a progress bar; what failed, a line each. An interrupt says what stands."""
     try:
         return _carry_on(plan, pool, console)
@@ -129,14 +129,14 @@ def carry_on(plan: Plan, pool: Pool | None, console: Console, *, lasting: bool =
         raise
 
 
-def _carry_on(plan: Plan, pool: Pool | None, console: Console) -> list[str]:
+def _carry_on(plan: SweepPlan, pool: Pool | None, console: Console) -> list[str]:
     from sp.studies.sweep.conduct import carry_out
 
     failures = []
-    shares = {id(job.run): job.work.flop / max(job.work.answers, 1) for job in plan.left}
+    shares = {id(job.run): job.work.flop / max(job.work.answers, 1) for job in plan.remaining}
     with followed(progress(console)) as bar:
-        total = sum(job.work.flop for job in plan.left)
-        task = bar.add_task(plan.sweep.name, total=total, runs=len(plan.left), over=0)
+        total = sum(job.work.flop for job in plan.remaining)
+        task = bar.add_task(plan.sweep.name, total=total, runs=len(plan.remaining), over=0)
 
         def advance(run: Run, rows: int) -> None:
             bar.advance(task, shares[id(run)] * rows)
@@ -171,11 +171,11 @@ def progress(console: Console) -> Progress:
     )
 
 
-def show_plan(plan: Plan, as_json: bool, workers: int = 1, wide: bool = False) -> None:
+def show_plan(plan: SweepPlan, as_json: bool, workers: int = 1, wide: bool = False) -> None:
     """Runs by task and length, and what they will take, shared among so many workers."""
     from sp.studies.sweep.conduct import calibrate, from_earlier
 
-    left = plan.left
+    left = plan.remaining
     estimate: Estimate | None = from_earlier(plan)
     if estimate is None and left:
         told = f"{len(left):,} of {len(plan.jobs):,} runs are left; examples are timed to tell how long they take"

@@ -30,7 +30,7 @@ from sp.selection import SELECTORS, SelectionRequest
 from sp.session.device_memory import Where
 from sp.session.loaded import Loaded, default_drafter, embedded, load
 from sp.session.request import score_request
-from sp.studies.sweep.located import Located, build_located, check_located, read_yaml
+from sp.studies.sweep.located import ConfigValue, build_located, check_located, read_yaml
 from sp.studies.sweep.sweep import located_model, make_strategy
 
 EVIDENCE = "evidence"
@@ -132,7 +132,7 @@ def without(plan: TrainPlan, name: str) -> TrainPlan:
     return dataclasses.replace(plan, leave_out=(name,))
 
 
-def _number(given: Mapping[str, Located], name: str, low: int, high: int) -> int:
+def _number(given: Mapping[str, ConfigValue], name: str, low: int, high: int) -> int:
     if name not in given:
         return int(DEFAULTS[name])
     value = int(check_located(given[name], int, name))
@@ -141,7 +141,7 @@ def _number(given: Mapping[str, Located], name: str, low: int, high: int) -> int
     return value
 
 
-def _lengths(given: Mapping[str, Located]) -> tuple[int, ...]:
+def _lengths(given: Mapping[str, ConfigValue]) -> tuple[int, ...]:
     if "lengths" not in given:
         return tuple(DEFAULTS["lengths"])
     found = []
@@ -153,7 +153,7 @@ def _lengths(given: Mapping[str, Located]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _tasks(section: Located, seed: int) -> dict[str, Task]:
+def _tasks(section: ConfigValue, seed: int) -> dict[str, Task]:
     """Tasks by label, each with the file's seed unless it names one: never the seed 0 that evaluations begin with."""
     found: dict[str, Task] = {}
     for item in [each for written in section.items() for each in _suite(written)]:
@@ -168,7 +168,7 @@ def _tasks(section: Located, seed: int) -> dict[str, Task]:
     return found
 
 
-def _suite(item: Located) -> list[Located]:
+def _suite(item: ConfigValue) -> list[ConfigValue]:
     """All tasks of a suite for ``{suite: NAME}``; the item itself where it names a task."""
     if not (isinstance(item.value, dict) and set(item.value) == {"suite"}):
         return [item]
@@ -176,10 +176,10 @@ def _suite(item: Located) -> list[Located]:
     suites = {name: TASKS.class_of(name).suite for name in TASKS}
     if wanted not in suites.values() or not wanted:
         raise item.error(unknown_name("suite", wanted, {suite for suite in suites.values() if suite}))
-    return [Located(name, item.where) for name, suite in suites.items() if suite == wanted]
+    return [ConfigValue(name, item.where) for name, suite in suites.items() if suite == wanted]
 
 
-def _left_out(given: Mapping[str, Located], tasks: Mapping[str, Task]) -> tuple[str, ...]:
+def _left_out(given: Mapping[str, ConfigValue], tasks: Mapping[str, Task]) -> tuple[str, ...]:
     if "leave_out" not in given:
         return ()
     section = given["leave_out"]
@@ -195,7 +195,7 @@ def _left_out(given: Mapping[str, Located], tasks: Mapping[str, Task]) -> tuple[
     return tuple(names)
 
 
-def _labels(section: Located) -> Labels:
+def _labels(section: ConfigValue) -> Labels:
     if section.value == EVIDENCE:
         return Labels()
     if not isinstance(section.value, dict):

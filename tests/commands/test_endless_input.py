@@ -25,7 +25,7 @@ def test_a_device_has_no_end(command: str) -> None:
 def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
-    assert str(invoke(["sweep", pipe]).exception) == f"cannot read {pipe}: not a file; name one of YAML"
+    assert str(invoke(["sweep", pipe]).exception) == f"cannot read {pipe}: not a file; name a YAML file"
     for path in (pipe, "/dev/zero"):
         with pytest.raises(ConfigError, match="not a file"):
             read_yaml(Path(path))

@@ -14,7 +14,7 @@ from sp.commands.list import Item, items, kinds, registries, text_of
 from sp.config import fields_of
 from sp.errors import ConfigError
 from sp.models.families.base import ARCHITECTURES
-from sp.studies.sweep.sweep import CELL_KEYS, OF_PAIRS, TASK_KEYS, TOP, load_sweep
+from sp.studies.sweep.sweep import CELL_KEYS, PAIR_FIELDS, TASK_KEYS, TOP_FIELDS, load_sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,7 +149,7 @@ def test_the_page_of_keys_is_as_it_is_written_and_names_all(
     assert (ROOT / "docs" / "sweep-keys.md").read_text() == page, (
         "write it anew: sp list keys --md > docs/sweep-keys.md"
     )
-    for key in (*TOP, *OF_PAIRS, *TASK_KEYS, *CELL_KEYS):
+    for key in (*TOP_FIELDS, *PAIR_FIELDS, *TASK_KEYS, *CELL_KEYS):
         assert f"| `{key}{'OPTION' if key.endswith('.') else ''}` |" in page
 
 

@@ -19,7 +19,7 @@ from sp import cli, cluster
 from sp.errors import ConfigError
 from sp.studies.sweep import executor
 from sp.studies.sweep.conduct import carry_out, make_plan
-from sp.studies.sweep.executor import ActorPool, Outcome, Worker, run_on
+from sp.studies.sweep.executor import ActorPool, Outcome, RunWorker, run_on
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import load_sweep
 
@@ -101,9 +101,9 @@ def test_a_killed_actor_costs_no_finished_run_and_the_study_ends(
     pids = tmp_path / "pids"
     pids.mkdir()
 
-    def make() -> Worker:
+    def make() -> RunWorker:
         (pids / str(os.getpid())).touch()
-        return Worker("cpu")
+        return RunWorker("cpu")
 
     plan = make_plan(load_sweep(sweep_file, FEW, tmp_path / "out"))
     pool, killed, on_disk = ActorPool(two, make, actors=2), None, set[str]()
@@ -117,7 +117,7 @@ def test_a_killed_actor_costs_no_finished_run_and_the_study_ends(
             os.kill(killed, signal.SIGKILL)
     assert on_disk == {job.hash for job in plan.jobs}
     assert len(list(pids.iterdir())) == 3, "one was started in its place"
-    assert not make_plan(load_sweep(sweep_file, FEW, tmp_path / "out")).left
+    assert not make_plan(load_sweep(sweep_file, FEW, tmp_path / "out")).remaining
 
 
 def deadly() -> Callable[[], Any]:

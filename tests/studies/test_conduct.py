@@ -13,7 +13,7 @@ from sp.errors import ConfigError
 from sp.models import flops
 from sp.session.loaded import embedded, load
 from sp.studies.sweep.conduct import Work, carry_out, deal, fit, from_earlier, make_plan, work_of
-from sp.studies.sweep.executor import Outcome, Worker, stored_rows
+from sp.studies.sweep.executor import Outcome, RunWorker, stored_rows
 from sp.studies.sweep.sweep import load_sweep
 
 
@@ -57,13 +57,13 @@ def test_who_reads_counts_and_how_often() -> None:
 def test_plans(sweep_file: Path, tmp_path: Path) -> None:
     sweep = load_sweep(sweep_file)
     whole = make_plan(sweep)
-    assert len(whole.left) == 3
+    assert len(whole.remaining) == 3
     assert whole.path == tmp_path / "out" / "rows.jsonl"
     parts = [make_plan(sweep, shard=(i, 2)) for i in (1, 2)]
     assert sorted(job.hash for part in parts for job in part.jobs) == sorted(job.hash for job in whole.jobs)
     assert parts[1].path.name == "rows-2of2.jsonl"
     assert [job.run.first for job in make_plan(sweep, only="*/300/2").jobs] == [2]
-    with pytest.raises(ConfigError, match=r"--only 'x' matches none of 3 runs; runs are called like"):
+    with pytest.raises(ConfigError, match=r"--only 'x' matches none of 3 runs; the label of a run is like"):
         make_plan(sweep, only="x")
     with pytest.raises(ConfigError, match="do not fit"):
         make_plan(load_sweep(sweep_file, ["tasks.tokens=9999999"]))
@@ -79,7 +79,7 @@ def test_a_scaling_of_rope_is_a_pair_of_its_own(sweep_file: Path) -> None:
     by_rope = {facts.models["drafter"]["rope"]: facts.drafter for facts in scaled.facts.values()}
     assert by_rope["yarn:2"].context == 2 * by_rope["none"].context
     pair = next(run.pair for run in scaled.sweep.runs if str(run.pair.drafter_rope) == "yarn:2")
-    drafter = Worker("cpu").pipeline(pair).drafter
+    drafter = RunWorker("cpu").pipeline(pair).drafter
     assert drafter is not None
     assert drafter.requested_rope == pair.drafter_rope
 
@@ -94,9 +94,11 @@ def test_an_arithmetic_is_a_pair_of_its_own(sweep_file: Path) -> None:
     found = {(job.config["models"].get("target_math"), job.config["models"].get("drafter_math")) for job in asked.jobs}
     assert found == {(None, None), ("int8", None), (None, "auto"), ("int8", "auto")}
     pair = next(
-        run.pair for run in asked.sweep.runs if run.pair.asked == {"precision": "int8", "drafter_precision": "auto"}
+        run.pair
+        for run in asked.sweep.runs
+        if run.pair.changed_options == {"precision": "int8", "drafter_precision": "auto"}
     )
-    pipeline = Worker("cpu").pipeline(pair)
+    pipeline = RunWorker("cpu").pipeline(pair)
     assert pipeline.drafter is not None
     made_in = [str(one.model.arithmetic.asked) for one in (pipeline.target, pipeline.drafter)]
     assert made_in == ["int8", "auto"]
@@ -118,18 +120,18 @@ def test_a_failed_run_is_told_and_tried_again(
                 return Outcome(error="the needle broke")
             return Outcome([{"cell": 0, "correct": 1}], 2.0)
 
-    monkeypatch.setattr("sp.studies.sweep.conduct.Worker", Stub)
+    monkeypatch.setattr("sp.studies.sweep.conduct.RunWorker", Stub)
     assert call(monkeypatch, "sweep", sweep_file) == 1
     shown = capsys.readouterr()
     assert "2 runs done, 0 were done before" in shown.out
     assert "sp: failed: " in shown.err
     assert "300/2: the needle broke" in shown.err
     plan = make_plan(load_sweep(sweep_file))
-    assert [job.run.first for job in plan.left] == [2]
+    assert [job.run.first for job in plan.remaining] == [2]
     estimate = from_earlier(plan)
     assert estimate is not None
     assert estimate.source == "2 earlier runs on this machine"
-    assert estimate.seconds(plan.left[0].work) == pytest.approx(2.0, rel=0.01)
+    assert estimate.seconds(plan.remaining[0].work) == pytest.approx(2.0, rel=0.01)
     assert call(monkeypatch, "sweep", sweep_file, "--dry-run") == 0
     assert "1 of 3 runs are left; about 2 s, by 2 earlier runs" in capsys.readouterr().out
     assert [outcome.error for _, outcome in carry_out(plan)] == [None]

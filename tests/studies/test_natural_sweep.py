@@ -73,13 +73,13 @@ def test_rows_are_those_of_the_command_and_runs_are_done_once(file: Path, tmp_pa
             name: value for name, value in told.items() if name not in TIMES
         }
         assert (ours["task"], ours["example"]) == (sweep.runs[0].spec.name, ours["question"])
-    assert not make_plan(sweep).left
+    assert not make_plan(sweep).remaining
     rows = tmp_path / "out" / "rows.jsonl"
     rows.write_bytes(rows.read_bytes()[:-9])  # as if it had been killed in its last run
     plan = make_plan(sweep)
-    assert [job.run.first for job in plan.left] == [4]
+    assert [job.run.first for job in plan.remaining] == [4]
     assert [row["example"] for row in rows_of(sweep)] == [row["example"] for row in found]
-    with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: nothing was answered here, and a report is of answers"):
+    with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: this row of task natural has no answer, which a report needs"):
         read_results([rows]).checked()
 
 
@@ -105,9 +105,9 @@ def test_another_document_is_another_run(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("tasks.tokens=8k", "documents of task natural are as long as they are; leave tokens out"),
-        ("tasks.examples=6", "question 6 is asked for, but there are 5; lower examples"),
-        ("tasks.first=5", "question 6 is asked for, but there are 5; lower first"),
+        ("tasks.tokens=8k", "documents of task natural have their own lengths; omit tokens"),
+        ("tasks.examples=6", "there are 5 questions, fewer than the 6 that are needed; lower examples"),
+        ("tasks.first=5", "there are 5 questions, fewer than the 6 that are needed; lower first"),
         ("tasks.task={name: natural, questions: none.jsonl}", "cannot read none.jsonl"),
         ("tasks.task={name: natural, question: x}", "question"),
         ("tasks.task=natural", "documents are not in .*run sp eval natural --fetch to get them"),

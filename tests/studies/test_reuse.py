@@ -47,9 +47,9 @@ def test_an_added_scorer_is_run_by_itself(sweep_file: Path, tmp_path: Path) -> N
     assert [outcome.error for _, outcome in carry_out(first)] == [None] * 3
     added(sweep_file, "bm25")
     plan = make_plan(load_sweep(sweep_file))
-    assert [[cell.config["scorer"]["name"] for cell in job.run.cells] for job in plan.left] == [["bm25"] * 2] * 3
-    assert not any(job.run.full for job in plan.left), "the prompts were read in full before"
-    assert [job.completes for job in plan.left] == [(job.hash,) for job in first.jobs]
+    assert [[cell.config["scorer"]["name"] for cell in job.run.cells] for job in plan.remaining] == [["bm25"] * 2] * 3
+    assert not any(job.run.full for job in plan.remaining), "the prompts were read in full before"
+    assert [job.completes for job in plan.remaining] == [(job.hash,) for job in first.jobs]
     assert [outcome.error for _, outcome in carry_out(plan)] == [None] * 3
     again = make_plan(load_sweep(sweep_file))
     assert again.left == []
@@ -70,7 +70,7 @@ def test_a_scorer_taken_away_leaves_nothing_to_do(sweep_file: Path) -> None:
     sweep_file.write_text(sweep_file.read_text().replace("[tail, random]", "[random]"))
     assert make_plan(load_sweep(sweep_file)).left == []
     sweep_file.write_text(sweep_file.read_text().replace("keep_ratio: 0.3}", "keep_ratio: 0.3, kv: q8_0}"))
-    [left, *_] = make_plan(load_sweep(sweep_file)).left
+    [left, *_] = make_plan(load_sweep(sweep_file)).remaining
     assert [cell.config["kv"] for cell in left.run.cells] == ["q8_0"]
 
 
@@ -78,7 +78,7 @@ def test_a_full_prefill_in_another_format_is_another_one(sweep_file: Path) -> No
     list(carry_out(make_plan(load_sweep(sweep_file))))
     text = sweep_file.read_text()
     sweep_file.write_text(text.replace("cells:\n", "cells:\n  - {scorer: tail, keep_ratio: 0.3, kv: q8_0}\n"))
-    [left, *_] = make_plan(load_sweep(sweep_file)).left
+    [left, *_] = make_plan(load_sweep(sweep_file)).remaining
     assert left.run.full
     assert len(left.run.cells) == 1, "the new cell stands first, and the full prefill takes its cache format"
 
@@ -110,7 +110,7 @@ def test_prose_in_a_plugin_redoes_nothing(plugin: Path, sweep_file: Path) -> Non
 
 def test_a_changed_statement_redoes_the_cells_of_its_file_alone(plugin: Path, sweep_file: Path) -> None:
     plugin.write_text(PLUGIN.replace("(1.0, 0.0, n", "(0.0, 1.0, n"))
-    left = make_plan(load_sweep(sweep_file)).left
+    left = make_plan(load_sweep(sweep_file)).remaining
     assert [[cell.config["scorer"]["name"] for cell in job.run.cells] for job in left] == [["mine_of_reuse"] * 2] * 3
 
 
@@ -126,7 +126,7 @@ def test_runs_that_hashed_the_whole_file_stand(plugin: Path, sweep_file: Path) -
             line["run"] = f"old-{line['run']}"
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan = make_plan(load_sweep(sweep_file))
-    assert plan.left == []
+    assert plan.remaining == []
     assert all(run.startswith("old-") for job in plan.jobs for run in job.completes)
 
 

@@ -83,7 +83,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"schema":2,"kind":"row"}\n', "line 1: schema 2, but this version of sp reads schema 1"),
-        ('{"bench":"ttft"}\n', "line 1: no result of sp sweep"),
+        ('{"bench":"ttft"}\n', "line 1: not a result of sp sweep"),
         ("[]\n", "line 1: not a JSON object; name a file that sp sweep wrote"),
         ("hello\n", "line 1: not a JSON object"),
     ],
@@ -131,7 +131,7 @@ def test_kill_9_in_the_middle_loses_nothing_finished(
     assert len(closed) == len(set(closed)) == 3
     cells = [(line["run"], line["example"], line["cell"]) for line in lines if line["kind"] == "row"]
     assert len(cells) == len(set(cells)) == 3 * 2 * 6
-    assert not make_plan(load_sweep(sweep_file)).left
+    assert not make_plan(load_sweep(sweep_file)).remaining
 
 
 def documented_query(folder: Path) -> str:

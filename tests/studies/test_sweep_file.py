@@ -166,7 +166,7 @@ def test_override_of_zip_and_list() -> None:
         ("examples: 25", "examples: 25\n  reasoning_effort: a b", r"line 5: a reasoning effort is one word"),
         ("examples: 25", "examples: 0", r"line 4: examples must be at least 1, not 0"),
         ("examples: 25", "example: 25", r"line 4: unknown key of a task 'example'; did you mean 'examples'"),
-        ("  per_run: 10\n", "  per_run: 10\n  examples: 3\n", r"line 6: 'examples' stands here a second time"),
+        ("  per_run: 10\n", "  per_run: 10\n  examples: 3\n", r"line 6: the key 'examples' is here a second time; remove one"),
         ("tokens: [512, 1024]", "tokenz: [1]", r"line 3: unknown key of a task 'tokenz'; did you mean 'tokens'"),
         ("cells:", "pairs: {target: none.gguf}\ncells:", r"line 6: target none.gguf is not a file"),
         ("cells:", "pairs: {drafter_rope: yarn}\ncells:", r"line 6: drafter_rope takes none, linear:FACTOR or yarn"),
@@ -193,7 +193,7 @@ def test_whatever_is_wrong_is_one_line_with_its_line_number(tmp_path: Path, old:
     [
         ("cells", "--set takes KEY=VALUE"),
         ("cels.keep_ratio=1", "unknown section 'cels'; did you mean 'cells'"),
-        ("cells=1", "name what to set in it"),
+        ("cells=1", "cells is a section; set one of its keys"),
         ("cells.keep_ratio=[", "--set cells.keep_ratio: not YAML"),
         ("cells.keep_ratio=[]", "--set cells.keep_ratio: this list is empty"),
         ("cells.keep=1", "--set cells.keep: unknown key of a cell 'keep'; did you mean 'keep_ratio'"),

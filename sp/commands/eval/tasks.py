@@ -272,7 +272,7 @@ def discriminates(
         plan = make_plan(sweep, file=rows)
         check_writable(out)
         console = Console(stderr=True)
-        if plan.left:
+        if plan.remaining:
             console.print(f"sp: {expected(plan, max(len(gpus), 1))}", highlight=False, soft_wrap=True)
         failures = carry_on(plan, open_pool(plan, gpus), console, lasting=out is not None)
         found = verdicts(plan, keeps[0])

@@ -11,10 +11,11 @@ from sp.evals import TASKS, Task
 from sp.evals.run import label
 from sp.selection import SELECTORS, Selector
 from sp.studies.board.entries import Entry, Told, make_board
-from sp.studies.sweep.conduct import Plan
-from sp.studies.sweep.located import Located
+from sp.studies.sweep.conduct import SweepPlan
+from sp.studies.sweep.keys import Device
+from sp.studies.sweep.located import ConfigValue
 from sp.studies.sweep.store import read_results
-from sp.studies.sweep.sweep import Device, Pair, Run, Sweep, TaskSpec, make_cell, with_drafter
+from sp.studies.sweep.sweep import Pair, Run, Sweep, TaskSpec, make_cell, with_drafter
 
 SUITE = "unmatched"  # tasks whose questions share no words with their evidence
 FULL = "full"
@@ -110,10 +111,14 @@ def plan_runs(
     """The sweep that measures what verdicts rest on: the full prefill, and each bar's scorer at one keep ratio, `n`
     examples of every task and length."""
     selecting = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
-    chosen = Located({key: Located(value, "--selector") for key, value in selecting.items()}, "--selector")
-    settings = {"selector": chosen, "keep_ratio": Located(keep, "--keep-ratio"), "seed": Located(seed, "--seed")}
-    named = [{"scorer": Located(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL]
-    cells = tuple(make_cell(each, Located({}, "--keep-ratio")) for each in named)
+    chosen = ConfigValue({key: ConfigValue(value, "--selector") for key, value in selecting.items()}, "--selector")
+    settings = {
+        "selector": chosen,
+        "keep_ratio": ConfigValue(keep, "--keep-ratio"),
+        "seed": ConfigValue(seed, "--seed"),
+    }
+    named = [{"scorer": ConfigValue(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL]
+    cells = tuple(make_cell(each, ConfigValue({}, "--keep-ratio")) for each in named)
     pair = with_drafter(pair, [type(cell.options.scorer) for cell in cells])
     specs = [
         TaskSpec(task, label(TASKS, task), {"name": task.name, **asdict(task)})  # type: ignore[call-overload]
@@ -128,7 +133,7 @@ def plan_runs(
     return Sweep("discriminates", runs, Path(), device, False)
 
 
-def verdicts(plan: Plan, keep: float) -> list[Verdict]:
+def verdicts(plan: SweepPlan, keep: float) -> list[Verdict]:
     """One for every task and length of a plan that was carried out, in its order, by its own examples alone."""
     rows = read_results([plan.path]).rows if plan.path.exists() else {}
     told = [

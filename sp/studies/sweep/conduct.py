@@ -1,4 +1,4 @@
-"""A sweep from its checked file to rows on disk: what is left to do, how long it takes, and doing it."""
+"""Carry out a sweep, from its checked file to rows on disk: find the remaining runs, estimate their time, run them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
 from sp.session.device_memory import Where
 from sp.session.measured import check_machine
-from sp.studies.sweep.executor import ActorPool, GPUPool, Outcome, Worker, run_here, run_on
+from sp.studies.sweep.executor import ActorPool, GPUPool, Outcome, RunWorker, run_here, run_on
 from sp.studies.sweep.provenance import PairFacts, pair_facts
 from sp.studies.sweep.reuse import EarlierCells, files_of
-from sp.studies.sweep.store import Results, Store, check_cells, read_results, result_files, session_line
+from sp.studies.sweep.store import Store, SweepResults, check_cells, read_results, result_files, session_line
 from sp.studies.sweep.sweep import Pair, Run, Sweep, config_hash
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run does: floating-point operations of all prefills, and answers, or rows where none are asked for."""
+    """Amount of work of a run: floating-point operations of all prefills, and number of answers.
+
+    Rows count as answers where the task asks for none.
+    """
 
     flop: float
     answers: int
@@ -42,28 +45,33 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of work: a rate for the prefills, and a cost of each answer (decoding, text, launches). `source`: what it
-    rests on, for the message."""
+    """Linear estimate of seconds: a rate for the prefills, and a cost of each answer (decoding, text, launches).
+
+    `source`: the measurements that it is from, for messages.
+    """
 
     seconds_per_flop: float
     seconds_per_answer: float
     source: str
 
     def seconds(self, work: Work) -> float:
-        """Predicted seconds."""
+        """Return the predicted seconds."""
         return self.seconds_per_flop * work.flop + self.seconds_per_answer * work.answers
 
 
 TYPICAL = {"cpu": Estimate(1e-11, 0.1, "a laptop"), "cuda": Estimate(2e-15, 0.03, "an H200")}
-"""To weigh runs against each other, small against large, before anything is measured; not to tell a time by."""
+"""Rough rates that weigh small runs against large ones before anything is measured; not for predicting a time."""
 
 
 def work_of(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig) -> Work:
-    """Work of a run from its stored configuration. Cells that share a scorer share one scoring: a pass of the drafter,
-    what the scorer says if the target reads, or nothing. Of task natural the target reads only where it answers."""
+    """Return the work of a run from its stored configuration.
+
+    Cells that share a scorer share one scoring: a pass of the drafter, the scorer's own count if it runs on the
+    target, or nothing. In task natural the target reads only if it answers.
+    """
     tokens, count = config["tokens"], config["count"]
     scorers = {repr(cell["scorer"]): cell["scorer"] for cell in config["cells"]}
-    flop = sum(_scoring(each, target, drafter, tokens) for each in scorers.values())
+    flop = sum(_scoring(scorer, target, drafter, tokens) for scorer in scorers.values())
     task = config.get("task", {})
     if task.get("name") != "natural" or task.get("answers"):
         flop += flops(target, tokens) if config.get("full") else 0.0
@@ -72,7 +80,7 @@ def work_of(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig
 
 
 def _scoring(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfig, tokens: int) -> float:
-    """Operations of a scorer as it is stored; one from outside may not be imported."""
+    """Return the operations of a stored scorer; one of a plugin that is not loaded counts as a pass of the drafter."""
     name = config["name"]
     kind = SCORERS.class_of(name) if name in SCORERS else Scorer
     if issubclass(kind, ModelFreeScorer):
@@ -84,22 +92,26 @@ def _scoring(config: Mapping[str, Any], target: ModelConfig, drafter: ModelConfi
 
 
 def fit(works: Sequence[Work], seconds: Sequence[float], source: str) -> Estimate:
-    """Least squares over measured runs; neither rate may be negative. Relative errors count, so that short runs speak
-    as loudly as long ones."""
+    """Fit the two rates to measured runs by least squares, neither of them negative.
+
+    Errors are relative, so that short runs weigh as much as long ones.
+    """
+    # Each row is divided by its seconds, so the right-hand side is ones and residuals are relative errors. Columns
+    # are scaled to a maximum of 1, since operations are some 1e12 times as many as answers.
     measured = np.maximum(np.asarray(seconds, np.float64), 1e-9)
     table = np.array([[work.flop, work.answers] for work in works], np.float64) / measured[:, None]
     scale = np.maximum(np.abs(table).max(axis=0), 1e-30)
     table /= scale
     ones = np.ones(len(works))
     rates = np.linalg.lstsq(table, ones, rcond=None)[0] if len(works) > 1 else np.full(2, -1.0)
-    if rates.min() < 0:  # one of the two alone, whichever fits better
+    if rates.min() < 0:  # fit each of the two alone and take the better fit
         single = [np.eye(2)[i] * (table[:, i] @ ones) / max(table[:, i] @ table[:, i], 1e-30) for i in (0, 1)]
-        rates = min(single, key=lambda each: float(np.square(table @ each - 1).sum()))
+        rates = min(single, key=lambda rates_alone: float(np.square(table @ rates_alone - 1).sum()))
     return Estimate(float(rates[0] / scale[0]), float(rates[1] / scale[1]), source)
 
 
 def deal(works: Sequence[float], shards: int) -> list[int]:
-    """Shard (0 to ``shards - 1``) of each run: the longest first, each to the shard with least to do."""
+    """Return the shard (0 to ``shards - 1``) of each run: longest runs first, each to the shard with least work."""
     loads = np.zeros(shards)
     dealt = [0] * len(works)
     for index in sorted(range(len(works)), key=lambda i: (-works[i], i)):
@@ -113,7 +125,7 @@ Shard = tuple[int, int]
 
 @dataclass(frozen=True)
 class Ray:
-    """Where a cluster of Ray is, and how many actors are asked of it; of what is left out, what `join` finds."""
+    """Address of a Ray cluster and the number of actors to start; None leaves the choice to `join`."""
 
     address: str | None = None
     actors: int | None = None
@@ -123,13 +135,13 @@ Pool = GPUPool | ActorPool
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run with its identity and its work.
+class SweepJob:
+    """A run with its hash and its work.
 
     Attributes
     ----------
     run : Run
-        If earlier runs have some of its cells, what they leave.
+        The examples, in the cells that no earlier run has.
     hash : str
         `config_hash` of `config`.
     config : mapping
@@ -150,49 +162,56 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a start of a sweep will do: `jobs` that `--only` and `--shard` (i, n), from 1, leave, of which earlier
-    starts have `done` some, by hash. Rows go to `file`, if not into the folder of the sweep."""
+class SweepPlan:
+    """Jobs of one start of a sweep, and the results of earlier starts.
+
+    `jobs` are those that `--only` and `--shard` (i, n), counted from 1, select; `done` has the hashes of those that
+    earlier starts finished. Rows go to `file`, or into the folder of the sweep if it is None.
+    """
 
     sweep: Sweep
     device: Where
     facts: Mapping[Pair, PairFacts]
-    jobs: tuple[Job, ...]
+    jobs: tuple[SweepJob, ...]
     done: frozenset[str]
-    earlier: Results
+    earlier: SweepResults
     shard: Shard | None
     file: Path | None = None
 
     @property
-    def left(self) -> list[Job]:
-        """Jobs that are not done."""
+    def remaining(self) -> list[SweepJob]:
+        """Jobs that are not finished."""
         return [job for job in self.jobs if job.hash not in self.done]
 
     @property
     def path(self) -> Path:
-        """The file this start appends to."""
+        """The file that this start appends to."""
         if self.shard is None:
             return self.file or self.sweep.out / "rows.jsonl"
         index, shards = self.shard
         return self.sweep.out / f"rows-{index:0{len(str(shards))}}of{shards}.jsonl"
 
     def other_commits(self) -> set[str]:
-        """Commits other than today's at which runs of this plan were done."""
+        """Return the commits, other than the present one, at which runs of this plan were finished."""
         now = commit()
         hashes = {run for job in self.jobs for run in (job.hash, *job.completes) if run in self.earlier.runs}
         sessions = {self.earlier.runs[run]["session"] for run in hashes}
-        return {str(self.earlier.sessions[each]["commit"]) for each in sessions} - {str(now)}
+        return {str(self.earlier.sessions[session]["commit"]) for session in sessions} - {str(now)}
 
 
-def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None, file: Path | None = None) -> Plan:
-    """Open what the sweep needs, without loading a model, and find out what is done. SpError: a file is missing or
-    damaged, a length does not fit its context, nothing matches `only`, or results there are of another schema."""
+def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None, file: Path | None = None) -> SweepPlan:
+    """Describe the models of a sweep without loading them, and find the runs that earlier starts finished.
+
+    Raises SpError if a file is missing or damaged, a length does not fit the target's context, nothing matches
+    `only`, or earlier results have another schema.
+    """
     facts = {pair: pair_facts(pair) for pair in {run.pair for run in sweep.runs}}
     device = pick_device(sweep.device)
-    by_hash: dict[str, Job] = {}  # a file, or --set, may ask for one run twice
+    by_hash: dict[str, SweepJob] = {}  # a file, or --set, may name the same run twice
     for run in sweep.runs:
         pair = facts[run.pair]
-        if run.tokens > pair.target.context and not isinstance(run.spec.task, NaturalTask):  # few of it need reading
+        # Task natural is exempt: few of its prompts are read in full.
+        if run.tokens > pair.target.context and not isinstance(run.spec.task, NaturalTask):
             raise ConfigError(
                 f"{run.label}: {run.tokens} tokens do not fit {pair.models['target']['file']}, whose context is "
                 f"{pair.target.context}"
@@ -206,16 +225,18 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
     if only is not None:
         chosen = [job for job in jobs if fnmatchcase(job.run.label, only)]
         if not chosen:
-            example = f"; runs are called like {jobs[0].run.label!r}" if jobs else ""
+            example = f"; the label of a run is like {jobs[0].run.label!r}" if jobs else ""
             raise ConfigError(f"--only {only!r} matches none of {len(jobs)} runs{example}")
         jobs = chosen
     if file is not None:
         earlier = read_results([file] if file.exists() else [])
     else:
-        earlier = read_results(result_files(sweep.out)) if sweep.out.is_dir() else Results()
+        earlier = read_results(result_files(sweep.out)) if sweep.out.is_dir() else SweepResults()
     done = set(earlier.runs)
     known = EarlierCells(earlier)
-    for place, job in enumerate(jobs):  # after runs were dealt: shards that start later must deal them alike
+    # Only after sharding: shards that start at different times must distribute the runs in the same way, whatever is
+    # finished by then.
+    for place, job in enumerate(jobs):
         if job.hash in done:
             continue
         rest = known.remainder(job.run, job.config)
@@ -225,17 +246,17 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
         elif rest.completes:
             cell_set = config_hash({"cells": job.config["cells"]})
             jobs[place] = replace(make_job(rest.run, facts[job.run.pair]), completes=rest.completes, cell_set=cell_set)
-    return Plan(sweep, device, facts, tuple(jobs), frozenset(done), earlier, shard, file)
+    return SweepPlan(sweep, device, facts, tuple(jobs), frozenset(done), earlier, shard, file)
 
 
-def make_job(run: Run, pair: PairFacts) -> Job:
-    """Return the job of a run by a pair that `pair_facts` described. ConfigError: a file of its scorers is missing."""
+def make_job(run: Run, pair: PairFacts) -> SweepJob:
+    """Return the job of a run with a pair that `pair_facts` described. ConfigError if a file of a scorer is missing."""
     config = run.config(pair.hashes, files_of(run))
-    return Job(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
+    return SweepJob(run, config_hash(config), config, work_of(config, pair.target, pair.drafter))
 
 
-def from_earlier(plan: Plan) -> Estimate | None:
-    """Rates of runs that the same models did on this machine; None if there are none."""
+def from_earlier(plan: SweepPlan) -> Estimate | None:
+    """Fit rates to earlier runs of the same models on this machine; None if there are none."""
     here = machine_slug(machine_facts(plan.device))
     works, seconds = [], []
     for run in plan.earlier.runs.values():
@@ -251,29 +272,31 @@ def from_earlier(plan: Plan) -> Estimate | None:
     return fit(works, seconds, f"{len(works)} earlier run{'s' * (len(works) != 1)} on this machine") if works else None
 
 
-def calibrate(plan: Plan) -> Estimate:
-    """Rates of one example of the shortest run that is left, and of the next longer one, after a warm-up."""
-    shortest: dict[int, Job] = {}
-    for job in sorted(plan.left, key=lambda job: job.work.flop / job.run.count):
+def calibrate(plan: SweepPlan) -> Estimate:
+    """Measure rates on one example of the shortest remaining run and one of the next longer one, after a warm-up."""
+    shortest: dict[int, SweepJob] = {}
+    for job in sorted(plan.remaining, key=lambda job: job.work.flop / job.run.count):
         shortest.setdefault(job.run.tokens, job)
-    worker, works, seconds = Worker(plan.device), [], []
+    worker, works, seconds = RunWorker(plan.device), [], []
     for job in list(shortest.values())[:2]:
-        one = Run(job.run.pair, job.run.spec, job.run.tokens, job.run.first, 1, job.run.cells, job.run.full)
-        outcome = worker.run(one)
+        sample = Run(job.run.pair, job.run.spec, job.run.tokens, job.run.first, 1, job.run.cells, job.run.full)
+        outcome = worker.run(sample)
         if outcome.error:
             raise ConfigError(f"{job.run.label}: {outcome.error}")
         pair = plan.facts[job.run.pair]
-        works.append(work_of(one.config(pair.hashes), pair.target, pair.drafter))
+        works.append(work_of(sample.config(pair.hashes), pair.target, pair.drafter))
         seconds.append(outcome.seconds)
     return fit(works, seconds, f"a calibration with {len(works)} example{'s' * (len(works) > 1)}")
 
 
-def open_pool(plan: Plan, gpus: Sequence[str] = (), ray: Ray | None = None) -> Pool | None:
-    """Workers for what is left: a process for each GPU that is named, or actors of Ray; None for this process.
-    ConfigError: Ray is missing, or its cluster has no place."""
-    if not plan.left:
+def open_pool(plan: SweepPlan, gpus: Sequence[str] = (), ray: Ray | None = None) -> Pool | None:
+    """Start a pool for the remaining runs: a process for each of `gpus`, or Ray actors; None to run in this process.
+
+    Raises ConfigError if Ray is not installed or its cluster has no free place.
+    """
+    if not plan.remaining:
         return None
-    make_worker = partial(Worker, plan.device, plugins=loaded_plugins())
+    make_worker = partial(RunWorker, plan.device, plugins=loaded_plugins())
     if gpus:
         return GPUPool(gpus, make_worker)
     if ray is None:
@@ -287,15 +310,18 @@ def open_pool(plan: Plan, gpus: Sequence[str] = (), ray: Ray | None = None) -> P
 
 
 def carry_out(
-    plan: Plan, progress: Callable[[Run, int], None] | None = None, pool: Pool | None = None
-) -> Iterator[tuple[Job, Outcome]]:
-    """Do what is left, here or by a `pool`, closed at the end; every run is on the disk when it is yielded. `progress`
-    is called with the run and 1 after every row done here. ConfigError: another process writes the same file."""
-    left = plan.left
-    by_run = {id(job.run): job for job in left}
+    plan: SweepPlan, progress: Callable[[Run, int], None] | None = None, pool: Pool | None = None
+) -> Iterator[tuple[SweepJob, Outcome]]:
+    """Carry out the remaining runs, in this process or on a `pool`, which is closed at the end.
+
+    A run is on disk when it is yielded. `progress` is called with the run and 1 after every row in this process.
+    Raises ConfigError if another process writes the same file.
+    """
+    jobs = plan.remaining
+    by_run = {id(job.run): job for job in jobs}
     with Store(plan.path, session_line(plan.sweep.name, commit(), plan.device)) as store:
-        runs = [job.run for job in left]
-        for run, outcome in run_on(pool, runs) if pool else run_here(Worker(plan.device, progress), runs):
+        runs = [job.run for job in jobs]
+        for run, outcome in run_on(pool, runs) if pool else run_here(RunWorker(plan.device, progress), runs):
             job = by_run[id(run)]
             if outcome.error is None:
                 store.add(

@@ -1,5 +1,7 @@
-"""Where runs are carried out: one after the other in this process, or over a pool of workers that may die; and how:
-the pair loaded once, the examples made, every cell evaluated, what a row needs kept."""
+"""Workers that carry out the runs of a sweep, in this process or in pools on GPUs or on Ray, where a worker may die.
+
+A worker loads a pair of models once, makes the examples of a run, evaluates every cell and returns the rows to store.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ WARM_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: its rows and the time it took, or one line that says why not."""
+    """Rows of a run and its seconds, or the error that ended it, in one line."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -43,36 +45,39 @@ class Outcome:
 
 
 class WorkerDied(Exception):  # noqa: N818
-    """The worker of a run is gone, and the run with it."""
+    """A worker's process or actor ended during a run, whose rows are lost."""
 
 
-def run_here(worker: Worker, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
-    """One run after another in this process."""
-    for job in jobs:
-        yield job, worker.run(job)
+def run_here(worker: RunWorker, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+    """Carry out runs in this process, one after another."""
+    for run in jobs:
+        yield run, worker.run(run)
 
 
 def run_on(pool: GPUPool | ActorPool, jobs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
-    """Runs over a pool, as they finish. A worker that dies is replaced where there is work for another, and its run,
-    the only thing lost, tried again, up to three times in all. No worker outlives the last run, or an interruption."""
+    """Carry out runs on a pool, and yield them as they finish.
+
+    Where a worker dies, only its run is lost; it is tried up to three times in all, and a new worker is started if
+    there are more runs than idle workers. All workers end after the last run or an interruption.
+    """
     waiting, attempts = deque(enumerate(jobs)), Counter[int]()
     busy: dict[Any, tuple[Any, int, Run]] = {}
     try:
         idle = deque(pool.start() for _ in range(min(pool.size, len(jobs))))
         while waiting or busy:
             while idle and waiting:
-                index, job = waiting.popleft()
-                worker = idle.popleft()  # one that has worked before one that has only been asked for
-                busy[pool.submit(worker, job)] = worker, index, job
+                index, run = waiting.popleft()
+                worker = idle.popleft()  # first one that has finished a run, whose models are loaded, then new ones
+                busy[pool.submit(worker, run)] = worker, index, run
             over = pool.first(list(busy))
-            worker, index, job = busy.pop(over)
+            worker, index, run = busy.pop(over)
             try:
                 outcome = pool.result(over)
             except WorkerDied as error:
                 attempts[index] += 1
                 given_up = attempts[index] >= ATTEMPTS
                 if not given_up:
-                    waiting.appendleft((index, job))
+                    waiting.appendleft((index, run))
                 if len(waiting) > len(idle):
                     idle.append(pool.start())
                 if not given_up:
@@ -80,7 +85,7 @@ def run_on(pool: GPUPool | ActorPool, jobs: Sequence[Run]) -> Iterator[tuple[Run
                 outcome = Outcome(error=f"its worker died {ATTEMPTS} times ({error})")
             else:
                 idle.append(worker)
-            yield job, outcome
+            yield run, outcome
     finally:
         pool.close()
 
@@ -90,8 +95,11 @@ GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 def read_gpus(text: str, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """GPUs such as ``0,1`` or ``GPU-1b2c...``, as ``CUDA_VISIBLE_DEVICES`` names them, among whose GPUs numbers count
-    where it is set; one named twice gets two workers. ConfigError for anything else, or a number beyond them."""
+    """Read GPUs such as ``0,1`` or ``GPU-1b2c...`` into the form of ``CUDA_VISIBLE_DEVICES``.
+
+    Numbers count among the GPUs of that variable if it is set. A GPU named twice gets two workers. Raises ConfigError
+    for any other text, or a number that is too high.
+    """
     names = [name.strip() for name in text.split(",")]
     if not all(GPU.fullmatch(name) for name in names):
         raise ConfigError(f"--devices takes numbers of GPUs with commas between them, e.g. 0,1, not {text!r}")
@@ -100,13 +108,13 @@ def read_gpus(text: str, environment: Mapping[str, str] = os.environ) -> tuple[s
     seen = [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
     for name in names:
         if name.isdecimal() and int(name) >= len(seen):
-            raise ConfigError(f"--devices: there is no GPU {name}, for {VISIBLE} names {len(seen)}")
+            raise ConfigError(f"--devices: there is no GPU {name}, as {VISIBLE} has {len(seen)}; use a lower number")
     return tuple(seen[int(name)] if name.isdecimal() else name for name in names)
 
 
 @dataclass
 class GPUWorker:
-    """A process that carries out one run after another on its GPU."""
+    """A process that carries out runs on one GPU, one after another, and the parent's end of the pipe to it."""
 
     gpu: str
     process: BaseProcess
@@ -115,11 +123,14 @@ class GPUWorker:
 
 @dataclass
 class GPUPool:
-    """A worker for every GPU named, as in ``CUDA_VISIBLE_DEVICES``; one that dies gives its GPU to the next. On the
-    CPU they only count the workers. `make_worker`, picklable, makes one in its own process."""
+    """A pool with one process for each of `gpus`, which are named as in ``CUDA_VISIBLE_DEVICES``.
+
+    A process that dies leaves its GPU to the next. With models on the CPU, `gpus` only says how many processes.
+    `make_worker`, which must be picklable, is called in the process.
+    """
 
     gpus: Sequence[str]
-    make_worker: Callable[[], Worker]
+    make_worker: Callable[[], RunWorker]
     _free: deque[str] = field(init=False)
     _workers: list[GPUWorker] = field(init=False, default_factory=list)
 
@@ -128,15 +139,16 @@ class GPUPool:
 
     @property
     def size(self) -> int:
-        """One worker for every GPU named."""
+        """Number of workers, one for every GPU."""
         return len(self.gpus)
 
     def start(self) -> GPUWorker:
-        """A new process on the next free GPU; it is spawned, for a forked one would share the parent's context."""
+        """Start a process on the next free GPU. It is spawned: a forked one would share the parent's CUDA context."""
         here, there = get_context("spawn").Pipe()
         gpu = self._free.popleft()
         process = get_context("spawn").Process(target=serve_gpu, args=(gpu, there, self.make_worker), daemon=True)
-        # An interruption is the parent's, which ends its workers: they inherit a mask that keeps it from them.
+        # Ctrl-C goes to the whole process group, but only the parent is to handle it, which ends its workers. The
+        # child inherits the signal mask that is set while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -147,32 +159,32 @@ class GPUPool:
         self._workers.append(worker)
         return worker
 
-    def submit(self, worker: Any, job: Run) -> Any:
-        """Begin a run; one that a dead worker cannot take is found dead by `result`."""
+    def submit(self, worker: Any, run: Run) -> Any:
+        """Send a run to a worker and return its pipe. If the worker is dead, `result` raises WorkerDied."""
         with suppress(OSError):
-            worker.link.send(job)
+            worker.link.send(run)
         return worker.link
 
     def first(self, running: Sequence[Connection]) -> Connection:
-        """Wait until a worker has an outcome, or is gone."""
+        """Wait until a worker has an outcome or has died, and return its pipe."""
         ready: Any = wait(running)
         return ready[0]  # type: ignore[no-any-return]
 
-    def result(self, over: Connection) -> Outcome:
-        """What came of it; WorkerDied, with the GPU free again, if its process is gone."""
+    def result(self, link: Connection) -> Outcome:
+        """Return the outcome of a run. Raises WorkerDied, and frees the GPU, if the process has died."""
         try:
-            outcome: Outcome = over.recv()
+            outcome: Outcome = link.recv()
         except (EOFError, OSError):
-            worker = next(each for each in self._workers if each.link is over)
+            worker = next(worker for worker in self._workers if worker.link is link)
             self._workers.remove(worker)
             worker.process.join()
-            over.close()
+            link.close()
             self._free.append(worker.gpu)
             raise WorkerDied(f"GPU {worker.gpu}, status {worker.process.exitcode}") from None
         return outcome
 
     def close(self) -> None:
-        """End every worker, whatever it does."""
+        """End every worker, busy or not."""
         for worker in self._workers:
             worker.link.close()
             worker.process.terminate()
@@ -181,40 +193,45 @@ class GPUPool:
         self._workers.clear()
 
 
-def serve_gpu(gpu: str, link: Connection, make_worker: Callable[[], Worker]) -> None:
-    """Carry out what comes through a link, on one GPU, until the other end is closed. The GPU is named before
-    anything asks the driver for its devices, which happens when the worker is made or later."""
+def serve_gpu(gpu: str, link: Connection, make_worker: Callable[[], RunWorker]) -> None:
+    """Carry out the runs that come through a pipe, on one GPU, until its other end is closed.
+
+    The environment names the GPU before the driver lists its devices, which is when the worker is made or later.
+    """
     os.environ[VISIBLE] = gpu
     worker = make_worker()
     while True:
         try:
-            job = link.recv()
+            run = link.recv()
         except EOFError:
             return
-        link.send(worker.run(job))
+        link.send(worker.run(run))
 
 
-START_SECONDS = 120.0  # an actor that has not begun by then has no place in the cluster
-LOOK_SECONDS = 5.0
+START_SECONDS = 120.0  # an actor that has not started by then counts as lost: the cluster has no place for it
+LOOK_SECONDS = 5.0  # between checks for such actors
 
 Kind = Literal["GPU", "CPU"]
 
 
 @dataclass(eq=False)
 class ActorWorker:
-    """An actor, and whether it answers yet; `begun` is Ray's promise of its first answer."""
+    """A Ray actor; `ready` is the promise that is fulfilled when its worker is made, `since` a monotonic time (s)."""
 
     actor: Any
-    begun: Any
+    ready: Any
     since: float = field(default_factory=time.monotonic)
 
 
 class ActorPool:
-    """Workers as Ray actors, one GPU or one CPU each, as many as the cluster has free if left out; the cluster is
-    closed with the pool. ConfigError if it has not so many free."""
+    """A pool of Ray actors with one GPU or one CPU each.
+
+    `actors` is their number, by default as many as the cluster has free; ConfigError if it has fewer. The connection
+    to the cluster is closed with the pool.
+    """
 
     def __init__(
-        self, cluster: Cluster, make_worker: Callable[[], Worker], kind: Kind = "CPU", actors: int | None = None
+        self, cluster: Cluster, make_worker: Callable[[], RunWorker], kind: Kind = "CPU", actors: int | None = None
     ) -> None:
         free = cluster.free(kind, actors or 1)
         if free < (actors or 1):
@@ -232,12 +249,12 @@ class ActorPool:
 
         class Actor:
             def __init__(self) -> None:
-                with suppress(OSError):  # a host that has no such folder may yet have whatever is named in full
+                with suppress(OSError):  # a host without this folder may still have the files of absolute paths
                     os.chdir(folder)
                 self.worker = make_worker()
 
             def begin(self) -> None:
-                """Answers once the worker is made."""
+                """Return once the worker is made, as an actor handles its calls in order."""
 
             def run(self, job: Run) -> Outcome:
                 return self.worker.run(job)
@@ -245,36 +262,40 @@ class ActorPool:
         self._actor = self._ray.remote(**cluster.share(kind, self.size))(Actor)
 
     def start(self) -> ActorWorker:
-        """A new actor; it is given its run at once and begins with it when it has a place."""
+        """Start an actor. It can be given a run at once, and begins with it when the cluster has a place for it."""
         actor = self._actor.remote()
         worker = ActorWorker(actor, actor.begin.remote())
         self._workers.append(worker)
         return worker
 
-    def submit(self, worker: Any, job: Run) -> Any:
-        """Begin a run on an actor."""
-        over = worker.actor.run.remote(job)
-        self._running[over] = worker
-        return over
+    def submit(self, worker: Any, run: Run) -> Any:
+        """Submit a run to an actor and return the promise of its outcome."""
+        promise = worker.actor.run.remote(run)
+        self._running[promise] = worker
+        return promise
 
     def first(self, running: Sequence[Any]) -> Any:
-        """The next run that is over; one whose actor finds no place counts as over, too."""
+        """Wait for the next run that is over; a run whose actor got no place in the cluster counts as over, too."""
         while True:
-            ready, _ = self._ray.wait(list(running), num_returns=1, timeout=LOOK_SECONDS)
-            lost = [over for over in running if time.monotonic() - self._running[over].since >= START_SECONDS]
-            late = ready or [each for each in lost if not self._ray.wait([self._running[each].begun], timeout=0)[0]]
-            if late:
-                return late[0]
+            over, _ = self._ray.wait(list(running), num_returns=1, timeout=LOOK_SECONDS)
+            if over:
+                return over[0]
+            for promise in running:
+                worker = self._running[promise]
+                if time.monotonic() - worker.since < START_SECONDS:
+                    continue
+                if not self._ray.wait([worker.ready], timeout=0)[0]:  # never started
+                    return promise
 
-    def result(self, over: Any) -> Outcome:
-        """The outcome; WorkerDied if the actor or its host is gone, or never had a place."""
-        worker, errors = self._running.pop(over), self._ray.exceptions
+    def result(self, promise: Any) -> Outcome:
+        """Return the outcome of a run. Raises WorkerDied if the actor or its host is gone, or got no place."""
+        worker, errors = self._running.pop(promise), self._ray.exceptions
         try:
-            outcome: Outcome = self._ray.get(over, timeout=0)
+            outcome: Outcome = self._ray.get(promise, timeout=0)
         except errors.GetTimeoutError:
             self._end(worker)
             raise WorkerDied(f"no host had a place for it in {START_SECONDS:.0f} s") from None
-        except errors.RayTaskError as error:  # the actor stands, with whatever the run has left of its pair
+        except errors.RayTaskError as error:  # the actor still runs, but the state of its models is unknown
             self._end(worker)
             raise WorkerDied(plain(f"{type(error.cause).__name__}: {error.cause}")) from None
         except errors.RayError as error:
@@ -287,7 +308,7 @@ class ActorPool:
         self._ray.kill(worker.actor)
 
     def close(self) -> None:
-        """End every actor, whatever it does, and the connection."""
+        """End every actor, busy or not, and the connection to the cluster."""
         for worker in self._workers:
             self._ray.kill(worker.actor)
         self._workers.clear()
@@ -295,7 +316,7 @@ class ActorPool:
 
 
 def last_line(error: Exception) -> str:
-    """What an error of Ray comes down to: its text ends with what the actor ended by."""
+    """Return the type and the last line of a Ray error, which names what ended the actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return plain(f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__)
 
@@ -305,12 +326,15 @@ COLUMNS = (
     "depth", "thinking", "reasoning_effort",
     *OPTION_COLUMNS, *RESULTS,
 )  # fmt: skip
-"""What every row says; the answers expected and other facts of an example stand in its first row."""
+"""Columns of every row; the expected answers and other facts of an example are in its first row only."""
 
 
-class Worker:
-    """Keeps one pair loaded and carries out runs with it. `progress`: called with the run and 1 after every row;
-    `plugins`: to load first, where the worker has a process of its own."""
+class RunWorker:
+    """Carry out runs with one pair of models, which stays loaded.
+
+    `progress` is called with the run and 1 after every row. `plugins` are loaded first, as a worker in a process of
+    its own needs.
+    """
 
     def __init__(
         self, device: Where = "auto", progress: Callable[[Run, int], None] | None = None, plugins: Sequence[Plugin] = ()
@@ -318,80 +342,85 @@ class Worker:
         for plugin in plugins:
             plugin.load()
         self.device = device
-        self.progress = progress or (lambda job, done: None)
+        self.progress = progress or (lambda run, rows: None)
         self._loaded: tuple[Pair, Pipeline] | None = None
 
     def pipeline(self, pair: Pair, tokens: int = WARM_TOKENS) -> Pipeline:
-        """The pair, loaded and warm; only the last one asked for stays in memory. `tokens`: of the prompts to come, for
-        a longer one to warm up on would take more time than it saves."""
+        """Return the pair, loaded and warmed up; only the latest pair stays in memory.
+
+        `tokens` is the length of the prompts to come: warming up on a longer one would cost more time than it saves.
+        """
         if self._loaded is None or self._loaded[0] != pair:
-            self._loaded = None
+            self._loaded = None  # frees the former pair before another is loaded: both may not fit
             paths = pair_paths(pair)
-            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, **pair.asked)
+            pipeline = Pipeline.open(paths["target"], paths["drafter"], device=self.device, **pair.changed_options)
             if "draft" in paths:
                 pipeline = pipeline.with_speculator(paths["draft"])
             pipeline.warm_up(min(WARM_TOKENS, tokens))
             self._loaded = pair, pipeline
         return self._loaded[1]
 
-    def run(self, job: Run) -> Outcome:
-        """Carry out one run; an error that a user can mend becomes its outcome."""
+    def run(self, run: Run) -> Outcome:
+        """Carry out one run; an SpError, which a user can mend, becomes its outcome."""
         try:
-            pipeline = self.pipeline(job.pair, job.tokens or WARM_TOKENS)
+            pipeline = self.pipeline(run.pair, run.tokens or WARM_TOKENS)
             start = time.perf_counter()
-            return Outcome(list(self._rows(job, pipeline)), time.perf_counter() - start)
+            return Outcome(list(self._rows(run, pipeline)), time.perf_counter() - start)
         except SpError as error:
             return Outcome(error=str(error))
 
-    def _rows(self, job: Run, pipeline: Pipeline) -> Iterator[Row]:
-        cells, thinking = [cell.options for cell in job.cells], job.spec.thinking
+    def _rows(self, run: Run, pipeline: Pipeline) -> Iterator[Row]:
+        cells, thinking = [cell.options for cell in run.cells], run.spec.thinking
 
         def progress(done: int) -> None:
-            self.progress(job, done)
+            self.progress(run, done)
 
-        if isinstance(job.spec.task, NaturalTask):
-            return natural_rows(job, NaturalRun(pipeline, cells, job.full, thinking), progress)
-        made = examples(job, pipeline)
-        rows = evaluate(pipeline, made, cells, full=job.full, thinking=thinking, progress=progress)
-        return stored_rows(job, rows)
+        if isinstance(run.spec.task, NaturalTask):
+            return natural_rows(run, NaturalRun(pipeline, cells, run.full, thinking), progress)
+        prompts = examples(run, pipeline)
+        rows = evaluate(pipeline, prompts, cells, full=run.full, thinking=thinking, progress=progress)
+        return stored_rows(run, rows)
 
 
-def examples(job: Run, pipeline: Pipeline) -> Iterator[Example]:
-    """The examples of a run, made one at a time."""
+def examples(run: Run, pipeline: Pipeline) -> Iterator[Example]:
+    """Make the examples of a run, one at a time."""
     count = counter(pipeline.target.tokenizer)
-    for index in range(job.first, job.first + job.count):
-        yield job.spec.task.example(index, job.tokens, count)
+    for index in range(run.first, run.first + run.count):
+        yield run.spec.task.example(index, run.tokens, count)
 
 
-def natural_rows(job: Run, work: NaturalRun, progress: Callable[[int], None]) -> Iterator[Row]:
-    """Rows of questions as `sp eval natural` makes them, with the columns by which a sweep tells its rows apart."""
-    pair = pair_name(job)
-    for question in job.spec.task.all_questions[job.first : job.first + job.count]:  # type: ignore[attr-defined]
+def natural_rows(run: Run, work: NaturalRun, progress: Callable[[int], None]) -> Iterator[Row]:
+    """Return rows of questions as `sp eval natural` makes them, plus the columns that identify a row of a sweep."""
+    pair = pair_name(run)
+    for question in run.spec.task.all_questions[run.first : run.first + run.count]:  # type: ignore[attr-defined]
         for row in work.rows(question, progress=progress):
-            named = {f"fact_{name}" if name in RESERVED else name: value for name, value in row.items()}
-            told = {"task": job.spec.name, "example": question.id, "tokens_asked": row["prompt_tokens"]}
-            yield named | told | ({"pair": pair} if pair else {})
+            measures = {f"fact_{name}" if name in RESERVED else name: value for name, value in row.items()}
+            identity = {"task": run.spec.name, "example": question.id, "tokens_asked": row["prompt_tokens"]}
+            yield measures | identity | ({"pair": pair} if pair else {})
 
 
-def pair_name(job: Run) -> str:
-    """Paths of the models of a run, and what was asked of them; empty for the embedded pair."""
-    named = job.pair.target, job.pair.drafter, job.pair.speculator if job.pair.target else None
+def pair_name(run: Run) -> str:
+    """Return the paths of a run's models, and options that differ from the defaults; empty for the embedded pair."""
+    paths = run.pair.target, run.pair.drafter, run.pair.speculator if run.pair.target else None
     return "+".join(
-        [str(path) for path in named if path] + [f"{name} {value}" for name, value in job.pair.asked.items()]
+        [str(path) for path in paths if path] + [f"{name} {value}" for name, value in run.pair.changed_options.items()]
     )
 
 
-def stored_rows(job: Run, rows: Iterable[Row]) -> Iterator[Row]:
-    """What of the rows goes to disk: measures that exist, the task with its options, facts once an example. A fixed
-    depth is no other task, or a grid of depths would be as many: it goes into the example's name and `asked_depth`."""
-    words = job.spec.name.split(" ")
+def stored_rows(run: Run, rows: Iterable[Row]) -> Iterator[Row]:
+    """Reduce rows to what is stored: measures that are not None, the task with its options, facts once per example.
+
+    A fixed depth goes into the example's name and `asked_depth` instead of the task's name, so that a grid of depths
+    is one task.
+    """
+    words = run.spec.name.split(" ")
     depth = [word for word in words if word.startswith("depth=")]
     task = " ".join(word for word in words if word not in depth)
-    pair, last = pair_name(job), None
+    pair, last = pair_name(run), None
     for row in rows:
         first, last = row["example"] != last, row["example"]
-        kept = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
-        kept |= {"task": task, "example": " ".join([row["example"], *depth])}
+        stored = {key: value for key, value in row.items() if value is not None and (first or key in COLUMNS)}
+        stored |= {"task": task, "example": " ".join([row["example"], *depth])}
         if depth:
-            kept["asked_depth"] = float(depth[0].removeprefix("depth="))
-        yield kept | ({"pair": pair} if pair else {})
+            stored["asked_depth"] = float(depth[0].removeprefix("depth="))
+        yield stored | ({"pair": pair} if pair else {})

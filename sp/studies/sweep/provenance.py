@@ -1,4 +1,4 @@
-"""What models a result came from: content of the files and of the chat template, and their sizes for estimates."""
+"""Identity of the files behind a result: SHA-256 of models, templates, weights and plugin code, and model sizes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ EMBEDDED_WEIGHTS = "embedded"
 
 @dataclass(frozen=True)
 class PairFacts:
-    """Configurations of a pair's models, and what records say of them by role: `file`, `sha256`, `template_sha256`
-    (None without one), `rope` and `math` where asked for, and `trained_for` where the drafter's file tells it."""
+    """Configurations of a pair's models, and their facts as they are recorded.
+
+    `models` has by role: `file`, `sha256`, `template_sha256` (None without a template), `rope` and `math` where they
+    differ from the defaults, and `trained_for` where the drafter's file has such a note.
+    """
 
     target: ModelConfig
     drafter: ModelConfig
@@ -40,21 +43,21 @@ class PairFacts:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """SHA-256 by role, and what was asked of RoPE and arithmetic, as they enter the hash of a run."""
-        found = {role: facts["sha256"] for role, facts in self.models.items()}
+        """SHA-256 by role, and the options of RoPE and precision, as they enter the hash of a run."""
+        hashes = {role: facts["sha256"] for role, facts in self.models.items()}
         for key in ("rope", "math"):
-            found |= {f"{role}_{key}": facts[key] for role, facts in self.models.items() if key in facts}
-        return found
+            hashes |= {f"{role}_{key}": facts[key] for role, facts in self.models.items() if key in facts}
+        return hashes
 
 
 def pair_paths(pair: Pair) -> dict[str, Path]:
-    """File of each role, that of `default_drafter` where none is named; a draft only where the pair has one."""
+    """Return the file of each role: the `default_drafter` if none is named, a draft model only if the pair has one."""
     paths = {"target": pair.target or embedded("target"), "drafter": pair.drafter or default_drafter(pair.target)}
     return paths | ({"draft": pair.speculator} if pair.speculator else {})
 
 
 def pair_facts(pair: Pair) -> PairFacts:
-    """Open the files far enough to describe them. SpError: a file is missing, damaged or no model."""
+    """Read what describes the models of a pair from their files. SpError if a file is missing, damaged or no model."""
     configs: dict[str, ModelConfig] = {}
     models: dict[str, dict[str, Any]] = {}
     paths = pair_paths(pair)
@@ -62,15 +65,15 @@ def pair_facts(pair: Pair) -> PairFacts:
         models["draft"] = {"file": draft.name, "sha256": files_sha256([draft]), "template_sha256": None}
     for role, path in paths.items():
         with GGUFFile.open(path) as file:
-            config, asked = read_config(file), pair.asked.get(f"{role}_rope")
-            precision = pair.asked.get("precision" if role == "target" else f"{role}_precision")
-            configs[role] = config if asked is None else asked.applied(config)
+            config, rope = read_config(file), pair.changed_options.get(f"{role}_rope")
+            precision = pair.changed_options.get("precision" if role == "target" else f"{role}_precision")
+            configs[role] = config if rope is None else rope.applied(config)
             template = chat_template(file)
             models[role] = {
                 "file": file.path.name,
                 "sha256": files_sha256(file.paths),
                 "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
-                **({} if asked is None else {"rope": str(asked)}),
+                **({} if rope is None else {"rope": str(rope)}),
                 **({} if precision is None else {"math": precision}),
             }
             if role == "drafter" and (note := note_of_metadata(file.metadata)):
@@ -79,29 +82,31 @@ def pair_facts(pair: Pair) -> PairFacts:
 
 
 def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
-    """SHA-256 by path of every file that a scorer of a run names in its options: weights, a map of heads. Embedded
-    weights, which another version of the package may have trained anew, stand under `EMBEDDED_WEIGHTS`. ConfigError:
-    one is missing."""
-    found: dict[str, str] = {}
+    """Return the SHA-256 by path of every file in the options of a run's scorers, such as weights or a map of heads.
+
+    Embedded weights, which may differ between versions of the package, have the key `EMBEDDED_WEIGHTS`. Raises
+    ConfigError if a file is missing.
+    """
+    digests: dict[str, str] = {}
     for cell in config["cells"]:
         for option, value in cell["scorer"].items():
             if option == "weights" and value == "" and EMBEDDED_SCORER.is_file():
-                found[EMBEDDED_WEIGHTS] = files_sha256([EMBEDDED_SCORER])
-            if option == "name" or not isinstance(value, str) or not Path(value).suffix or value in found:
-                continue  # words that are no files have no suffix
+                digests[EMBEDDED_WEIGHTS] = files_sha256([EMBEDDED_SCORER])
+            if option == "name" or not isinstance(value, str) or not Path(value).suffix or value in digests:
+                continue  # a text without a suffix is no file
             if not os.path.isfile(value):
                 raise ConfigError(
                     f"{label}: {option} of scorer {cell['scorer']['name']}: {value} is not a file; make it first, or "
-                    "leave the scorer out"
+                    "omit the scorer"
                 )
-            found[value] = files_sha256([Path(value)])
-    return found
+            digests[value] = files_sha256([Path(value)])
+    return digests
 
 
 def code_sha256(paths: Sequence[Path]) -> str:
-    """Return the SHA-256 of what Python files do: comments, docstrings and layout do not count.
+    """Return the SHA-256 of the statements of Python files, without comments, docstrings and layout.
 
-    Every statement counts, imports and assertions too, for the results of a scorer may depend on them.
+    Imports and assertions count, too, as the results of a scorer may depend on them.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -114,10 +119,10 @@ def code_sha256(paths: Sequence[Path]) -> str:
 
 
 def outside_files(run: Run, digest_of: Callable[[Sequence[Path]], str] = code_sha256) -> dict[str, str]:
-    """Return digests by name of what decides a run's rows from outside the package.
+    """Return digests by name of everything outside the package that decides a run's rows.
 
     These are the Python files that define its task and strategies, by `digest_of`, and the questions that it asks.
-    What such files import is not looked at.
+    Modules that such files import are not included.
     """
     cells = (cell.options for cell in run.cells)
     used = [run.spec.task, *(part for cell in cells for part in (cell.scorer, cell.selector, cell.decode))]
@@ -131,7 +136,7 @@ def outside_files(run: Run, digest_of: Callable[[Sequence[Path]], str] = code_sh
 
 
 def files_sha256(paths: Sequence[Path]) -> str:
-    """SHA-256 of the files one after the other; remembered by path, size and time in the cache folder."""
+    """Return the SHA-256 of the concatenated files, cached by path, size and time of change in the cache folder."""
     stats = [path.stat() for path in paths]
     key = json.dumps([[str(p.resolve()), s.st_size, s.st_mtime_ns] for p, s in zip(paths, stats, strict=True)])
     place = cache_folder() / "sha256" / hashlib.sha256(key.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Finished cells of earlier runs: a scorer added to a sweep is run by itself, and nothing is run a second time.
+"""Reuse finished cells of earlier runs: a scorer added to a sweep is run alone, and no cell is run a second time.
 
-A run is a block of examples in every cell, and its hash covers all of them. Where a sweep file has one more cell than
-when it was started last, the hash is another one, but most of the work is on the disk: `EarlierCells` finds it.
+A run is a block of examples in every cell, and its hash covers all of them. If a cell is added to a sweep file, the
+hash changes, although most of the results are on disk; `EarlierCells` finds them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 from sp.evals.natural.questions import NaturalTask
 from sp.studies.sweep.provenance import code_sha256, files_sha256, outside_files, scorer_files
-from sp.studies.sweep.store import Results
-from sp.studies.sweep.sweep import Cell, Run, config_hash
+from sp.studies.sweep.store import SweepResults
+from sp.studies.sweep.sweep import Run, SweepCell, config_hash
 
-OF_CELLS = ("cells", "full", "files")  # keys of a run's configuration that differ with its cells
+OF_CELLS = ("cells", "full", "files")  # keys of a run's configuration that depend on its cells
 COMPRESSION = ("scorer", "selector", "keep_ratio", "positions", "mapping", "mark_omitted", "state_gaps")
-"""Options of a cell that a full prefill, which otherwise takes those of the first cell, does not depend on."""
+"""Options of a cell that do not affect a full prefill; its other options are those of the first cell."""
 
 
 @dataclass(frozen=True)
 class Remainder:
-    """What earlier runs leave of a run.
+    """The cells of a run that earlier runs lack.
 
     Attributes
     ----------
     run : Run, optional
         The examples in the cells that are missing; None if there is none.
     completes : tuple of str
-        Hashes of the earlier runs that hold the other cells.
+        Hashes of the earlier runs that have the other cells.
     """
 
     run: Run | None
@@ -39,9 +39,9 @@ class Remainder:
 
 
 class EarlierCells:
-    """The finished runs of a folder, by the examples and models they are of."""
+    """Finished runs of a folder, indexed by their examples and models."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: SweepResults) -> None:
         self._blocks: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
         for run, closing in results.runs.items():
             config = closing["config"]
@@ -57,7 +57,7 @@ class EarlierCells:
         if not earlier:
             return Remainder(run)
         completes: dict[str, None] = {}  # a set that keeps its order
-        missing: list[Cell] = []
+        missing: list[SweepCell] = []
         for cell in run.cells:
             needed = _digests(replace(run, cells=(cell,)))
             key = _canonical(cell.config)
@@ -80,12 +80,12 @@ class EarlierCells:
                 completes[source], full = None, False
         if not missing and not full:
             return Remainder(None, tuple(completes))
-        left = replace(run, cells=tuple(missing), full=full)
-        if full and (not missing or _full_key(left.config({})) != _full_key(config)):
-            return Remainder(run)  # alone, or behind another first cell, the full prefill would be another one
+        rest = replace(run, cells=tuple(missing), full=full)
+        if full and (not missing or _full_key(rest.config({})) != _full_key(config)):
+            return Remainder(run)  # with another first cell, or none, the full prefill would have other options
         if run.full and isinstance(run.spec.task, NaturalTask):
-            return Remainder(run)  # whose cells answer only where the whole prompt is read, too
-        return Remainder(left, tuple(completes))
+            return Remainder(run)  # cells of task natural answer only in a run that has the full prefill, too
+        return Remainder(rest, tuple(completes))
 
 
 def files_of(run: Run) -> dict[str, str]:
@@ -94,7 +94,7 @@ def files_of(run: Run) -> dict[str, str]:
 
 
 def _digests(run: Run) -> dict[str, set[str]]:
-    """The same with every digest that is as good: before prose was left out, whole plugin files were hashed."""
+    """Return the acceptable digests by name; earlier versions hashed plugin files with comments and docstrings."""
     weights = scorer_files(run.config({}), run.label)
     digests = {name: {digest} for name, digest in weights.items()}
     for digest_of in (code_sha256, files_sha256):

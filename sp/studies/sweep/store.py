@@ -1,20 +1,20 @@
-"""Results of sweeps on disk: JSON lines, only appended to, a run at a time, whole or not at all.
+"""Results of sweeps on disk: JSON lines, to which whole runs are appended.
 
-One schema, four kinds of line, told apart by `kind`:
+One schema, four kinds of line, distinguished by `kind`:
 
 ========== ==================================================================================================
-session    One process that wrote here: `session`, `sweep`, `sp`, `commit`, `date`, `device`, and the machine
+session    A process that wrote here: `session`, `sweep`, `sp`, `commit`, `date`, `device`, and the machine
            (`gpu`, `driver`, `nvrtc`, `cupy`, or `cpu`, `cores`, `python`, `numpy`).
-row        One example in one cell: `run`, `cell` (index, -1 for the full prefill) and what was measured.
+row        An example in a cell: `run`, `cell` (index, -1 for the full prefill) and the measurements.
 run        Closes the rows of a run: `run` (hash of `config`), `session`, `part` of the file, `seconds`, `rows`,
            `config` with the task and every option of every cell, `models` with file, sha256 and template hash by
-           role. A run of only those cells that earlier runs had not: `completes`, their hashes, and `cell_set`, the
-           hash of all cells together.
-failed     A run that ended in an error, which its next start tries again: `run`, `session`, `label`, `error`.
+           role. For a run of only the cells that earlier runs lacked: `completes`, the hashes of those runs, and
+           `cell_set`, the hash of all cells together.
+failed     A run that ended in an error and is tried again at the next start: `run`, `session`, `label`, `error`.
 ========== ==================================================================================================
 
-Rows without their closing `run` line belong to a run that was cut off, and are ignored; of a run that two files hold,
-one counts. DuckDB reads the files as they are, and must be told both, and to pass over a line that was torn:
+Rows without a closing `run` line belong to an interrupted run and are ignored; a run that is in two files counts once.
+DuckDB reads the files directly; the query below applies both rules and ignores an incomplete line:
 
     duckdb -c "WITH lines AS (
                    FROM read_json_auto('sp-sweep/quickstart/*.jsonl', union_by_name = true, ignore_errors = true))
@@ -50,8 +50,8 @@ from sp.values import whole as whole_of
 
 
 def is_int(value: object) -> bool:
-    """Whether a value is a whole number of 64 bits, as seeds are."""
-    return (found := whole_of(value)) is not None and abs(found) < 1 << 63
+    """Return True if a value is a whole number of 64 bits, as seeds are."""
+    return (number := whole_of(value)) is not None and abs(number) < 1 << 63
 
 
 ROW: Mapping[str, Wanted] = {
@@ -77,7 +77,7 @@ OPTIONAL: Mapping[str, Wanted] = {
     "models": OBJECT.optional,
 }
 READ: Mapping[str, Wanted] = {"correct": Wanted("0 or 1", lambda value: type(value) in (int, bool) and value in (0, 1))}
-"""Of rows whose prompt was read."""
+"""Fields of answered rows."""
 MODEL: Mapping[str, Wanted] = {"file": TEXT, "sha256": TEXT, "rope": TEXT.optional}
 SESSION: Mapping[str, Wanted] = {
     "session": TEXT,
@@ -99,7 +99,7 @@ FAILED: Mapping[str, Wanted] = {"run": TEXT}
 
 
 def check_row(row: Row, where: str) -> Row:
-    """The row; ConfigError for the first field by which no report could be made.
+    """Return the row; ConfigError for the first field that is missing or wrong, so that no report could be made.
 
     >>> check_row({"task": "needle", "example": 3}, "rows.jsonl, line 4")
     Traceback (most recent call last):
@@ -110,17 +110,17 @@ def check_row(row: Row, where: str) -> Row:
     if row["status"] == "ok":
         if "whole" in row and row.get("correct") is None:
             raise ConfigError(
-                f"{where}: nothing was answered here, and a report is of answers; sweep natural with answers"
+                f"{where}: this row of task natural has no answer, which a report needs; sweep it with answers: true"
             )
         check(row, READ, where)
     if row["cell"] < 0 and row["keep_ratio"] != 1:
-        raise ConfigError(f"{where}: keep_ratio of a full prefill, which cell -1 is, must be 1")
+        raise ConfigError(f"{where}: cell -1 is the full prefill, so its keep_ratio must be 1")
     check_models(row.get("models") or {}, f"{where}: models")
     return row
 
 
 def check_cells(config: Mapping[str, Any], where: str) -> None:
-    """ConfigError unless a stored configuration tells what work its run was."""
+    """Raise ConfigError unless a stored configuration has the fields from which the work of its run is estimated."""
     check(config, CONFIG, where)
     for cell in config["cells"]:
         check({"cell": cell}, {"cell": OBJECT}, where)
@@ -129,10 +129,10 @@ def check_cells(config: Mapping[str, Any], where: str) -> None:
 
 
 def check_run(line: Mapping[str, Any], sessions: Mapping[str, Any], where: str) -> None:
-    """ConfigError unless a line closes a run of a known session."""
+    """Raise ConfigError unless a line closes a run of a known session."""
     check(line, RUN, where)
     if line["session"] not in sessions:
-        raise ConfigError(f"{where}: a run of a session that no line before it tells of")
+        raise ConfigError(f"{where}: the session of this run has no line before it; name a file that sp sweep wrote")
     check({"completes": line.get("completes", [])}, {"completes": LIST}, where)
     files = line["config"].get("files", {})
     check({"files": files}, {"files": OBJECT}, f"{where}: config")
@@ -141,7 +141,7 @@ def check_run(line: Mapping[str, Any], sessions: Mapping[str, Any], where: str) 
 
 
 def check_models(models: Mapping[str, Any], where: str) -> None:
-    """ConfigError unless an object says of each model which file it is."""
+    """Raise ConfigError unless an object has the file and SHA-256 of each model."""
     check_each(models, OBJECT, where)
     for role, facts in models.items():
         check(facts, MODEL, f"{where}: {role}")
@@ -150,13 +150,26 @@ def check_models(models: Mapping[str, Any], where: str) -> None:
 SCHEMA = 1
 KINDS = ("session", "row", "run", "failed")
 SUFFIXES = (".jsonl", ".jsonl.gz")
-MOST_UNPACKED = 200  # times its size that a packed file may hold; rows have some twenty times
+MOST_UNPACKED = 200  # limit of unpacked over packed size, against gzip bombs; rows have a ratio of about twenty
 
 
 @dataclass(frozen=True)
-class Results:
-    """What a set of result files holds, by hash of a run: closing lines, the later of one done twice, rows, failures of
-    runs that have not finished since, and file and line of each row and closing line; session lines by id."""
+class SweepResults:
+    """Contents of a set of result files.
+
+    Attributes
+    ----------
+    sessions : dict
+        Session lines by id.
+    runs : dict
+        Closing lines by hash of the run; the later one if a run was done twice.
+    rows : dict
+        Rows by hash of the run.
+    failed : dict
+        Lines by hash of runs that failed and did not finish later.
+    places : dict
+        File and line of each row, then of the closing line, by hash of the run.
+    """
 
     sessions: dict[str, Row] = field(default_factory=dict)
     runs: dict[str, Row] = field(default_factory=dict)
@@ -164,8 +177,8 @@ class Results:
     failed: dict[str, Row] = field(default_factory=dict)
     places: dict[str, list[str]] = field(default_factory=dict)
 
-    def checked(self) -> Results:
-        """The same; ConfigError, with file and line, if a row or its run is not fit for a report."""
+    def checked(self) -> SweepResults:
+        """Return these results; ConfigError, with file and line, if a row or its run is not fit for a report."""
         for run, rows in self.rows.items():
             for row, where in zip(rows, self.places[run], strict=False):
                 check_row(row, where)
@@ -173,13 +186,13 @@ class Results:
         return self
 
     def all_rows(self) -> Iterator[Row]:
-        """Rows of every finished run."""
+        """Iterate over the rows of all finished runs."""
         for rows in self.rows.values():
             yield from rows
 
 
 def session_facts(sessions: Sequence[Row]) -> dict[str, str]:
-    """Where rows are from, as far as their sessions tell."""
+    """Return sweeps, machines, drivers, commits and dates of sessions, each as one text; absent facts are omitted."""
     facts = {
         "sweep": {str(line["sweep"]) for line in sessions},
         "machine": {str(line.get("gpu") or f"{line.get('cpu')}, {line.get('cores')} cores") for line in sessions},
@@ -191,7 +204,7 @@ def session_facts(sessions: Sequence[Row]) -> dict[str, str]:
 
 
 def session_line(sweep: str, commit: str | None, device: str) -> Row:
-    """Who writes: code, machine and date. `device` is ``"cuda"`` or ``"cpu"``."""
+    """Return the line of this process: code, machine and date. `device` is ``"cuda"`` or ``"cpu"``."""
     return {
         "schema": SCHEMA,
         "kind": "session",
@@ -206,7 +219,7 @@ def session_line(sweep: str, commit: str | None, device: str) -> Row:
 
 
 def dump_line(value: Mapping[str, Any]) -> bytes:
-    """One compact line. NumPy scalars become plain numbers; the floats of a row keep four significant digits."""
+    """Encode a line compactly. NumPy scalars become plain numbers; floats of a row have four significant digits."""
     digits = 4 if value["kind"] == "row" else 17
 
     def plain(item: Any) -> Any:
@@ -215,17 +228,20 @@ def dump_line(value: Mapping[str, Any]) -> bytes:
         if isinstance(item, float):
             return float(f"{item:.{digits}g}") if np.isfinite(item) else None
         if isinstance(item, Mapping):
-            return {key: plain(each) for key, each in item.items()}
+            return {key: plain(element) for key, element in item.items()}
         if isinstance(item, (list, tuple)):
-            return [plain(each) for each in item]
+            return [plain(element) for element in item]
         return str(item) if isinstance(item, Path) else item
 
     return (json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False) + "\n").encode()
 
 
 class Store:
-    """A result file open for appending, by one process at a time. Opening cuts off whatever a killed process left after
-    the last finished run. ConfigError: another has it open, or it holds something else than results."""
+    """A result file that is open for appending, by one process at a time.
+
+    Opening truncates the file after the last finished run, as a killed process may have written part of another.
+    Raises ConfigError if another process has it open, or it is no file of results.
+    """
 
     def __init__(self, path: Path, session: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +252,7 @@ class Store:
         except OSError:
             self._file.close()
             raise ConfigError(f"{path} is being written by another sp sweep; wait for it, or use --shard") from None
-        try:
+        try:  # only under the lock: what follows the last finished run may be another process's present one
             self._file.truncate(finished_bytes(path))
         except ConfigError:
             self._file.close()
@@ -255,7 +271,7 @@ class Store:
         completes: Sequence[str] = (),
         cell_set: str = "",
     ) -> None:
-        """Append a finished run; returns when it is on the disk."""
+        """Append a finished run, and return once it is on disk."""
         head = {"schema": SCHEMA, "kind": "row", "run": run}
         closing = {
             "schema": SCHEMA,
@@ -272,7 +288,7 @@ class Store:
         self._write([*({**head, **row} for row in rows), closing])
 
     def fail(self, run: str, label: str, error: str) -> None:
-        """Append a run that ended in an error."""
+        """Append the line of a run that ended in an error."""
         session = self.session["session"]
         head = {"schema": SCHEMA, "kind": "failed", "run": run, "session": session}
         self._write([{**head, "label": label, "error": error}])
@@ -292,25 +308,25 @@ class Store:
 
 
 def finished_bytes(path: Path) -> int:
-    """Length of the part of a file that holds whole runs."""
-    good = at = 0
+    """Return the length in bytes of the beginning of a file that has only whole runs."""
+    finished = offset = 0
     with path.open("rb") as file:
         for line_number, raw in enumerate(file, 1):
-            at += len(raw)
+            offset += len(raw)
             if raw.endswith(b"\n") and parse_line(raw, path, line_number)["kind"] != "row":
-                good = at
-    return good
+                finished = offset
+    return finished
 
 
 def parse_line(raw: bytes, path: Path, number: int) -> Row:
-    """A line of results; ConfigError if it is something else, or of another schema."""
+    """Parse a line of results; ConfigError if it is something else, or of another schema."""
     where = f"{path}, line {number}"
     try:
         line = parse_object(raw, where)
     except ConfigError as error:
         raise ConfigError(f"{error}; name a file that sp sweep wrote") from None
     if line.get("kind") not in KINDS:
-        raise ConfigError(f"{where}: no result of sp sweep; name a file that sp sweep wrote")
+        raise ConfigError(f"{where}: not a result of sp sweep; name a file that sp sweep wrote")
     if line.get("schema") != SCHEMA:
         raise ConfigError(
             f"{where}: schema {short(line.get('schema'))}, but this version of sp reads schema {SCHEMA}; "
@@ -320,19 +336,21 @@ def parse_line(raw: bytes, path: Path, number: int) -> Row:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """Result files in a folder, in order of name."""
+    """Return the result files in a folder, ordered by name."""
     return sorted(path for path in folder.glob("*") if path.name.endswith(SUFFIXES) and path.is_file())
 
 
-def read_results(paths: Iterable[Path]) -> Results:
-    """Read result files, gzipped ones too; later files win where a run was done twice. ConfigError: a file cannot be
-    read, holds something else, or is of another schema."""
-    results = Results()
+def read_results(paths: Iterable[Path]) -> SweepResults:
+    """Read result files, gzipped or not; of a run that was done twice, the one in the later file counts.
+
+    Raises ConfigError if a file cannot be read, is no file of results, or has another schema.
+    """
+    results = SweepResults()
     for path in paths:
         pending: list[tuple[str, Row]] = []
         for line_number, raw in enumerate(raw_lines(path), 1):
             if not raw.endswith(b"\n"):
-                break  # torn: its run did not finish
+                break  # incomplete, so its run did not finish
             line = parse_line(raw, path, line_number)
             kind, where = line["kind"], f"{path}, line {line_number}"
             if kind == "row":
@@ -357,7 +375,7 @@ def read_results(paths: Iterable[Path]) -> Results:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Rows that `sp eval` wrote, packed or not, fit for a report; ConfigError for the first line that is none."""
+    """Read rows that `sp eval` wrote, gzipped or not; ConfigError for the first line that is not fit for a report."""
     for line_number, raw in enumerate(raw_lines(path), 1):
         where = f"{path}, line {line_number}"
         if raw.strip():
@@ -365,7 +383,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, unpacked; ConfigError if it cannot be read, or is packed so as to fill the memory."""
+    """Iterate over the unpacked lines of a file; ConfigError if it cannot be read, or unpacks to far too much."""
     try:
         packed, size = path.name.endswith(".gz"), 0
         most = MOST_UNPACKED * path.stat().st_size + LONGEST_LINE
@@ -374,7 +392,8 @@ def raw_lines(path: Path) -> Iterator[bytes]:
                 size += len(raw)
                 if len(raw) > LONGEST_LINE or (packed and size > most):
                     raise ConfigError(
-                        f"{path}: a line of more than {LONGEST_LINE >> 20} MiB, or more packed than rows are"
+                        f"{path}: a line has more than {LONGEST_LINE >> 20} MiB, or the file unpacks to more than "
+                        f"{MOST_UNPACKED} times its size; name a file that sp sweep or sp eval wrote"
                     )
                 yield raw
     except (OSError, EOFError, zlib.error) as error:

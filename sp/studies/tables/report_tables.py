@@ -74,7 +74,7 @@ def kept_table(table: Table, keep: Sequence[float]) -> str:
     ]  # fmt: skip
     rows = []
     for (strategy, ratio), group in table.groups("keep_ratio", keep=keep).items():
-        kept, lost = group.given(True), group.given(False)
+        kept, lost = group.with_answer_selected(True), group.with_answer_selected(False)
         rows.append(
             [
                 strategy,
@@ -125,7 +125,7 @@ def cells_csv(table: Table, times: bool = True) -> str:
     writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for (strategy, task, tokens, ratio), group in table.groups("task", "tokens_asked", "keep_ratio").items():
-        kept = group.given(True)
+        kept = group.with_answer_selected(True)
         full = Group(group.baseline, [])
         low, high = group.interval
         line = {
