@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models_page import table
 
-from sp.studies.board.entries import Board, Entry, read_board
+from sp.studies.board.entries import Board, BoardEntry, read_board
 
 ROOT = Path(__file__).parents[1]
 RECORDS = [ROOT / "results" / gpu / "instrument" / "evals" for gpu in ("nvidia-h200", "nvidia-h100-80gb-hbm3")]
@@ -26,7 +26,7 @@ def board() -> Board:
     return read_board(RECORDS)
 
 
-def entries(tokens: int) -> dict[tuple[str, str], Entry]:
+def entries(tokens: int) -> dict[tuple[str, str], BoardEntry]:
     """By scorer, without its weights, and task, at keep ratio 0.05."""
     found = [entry for entry in board().entries if entry.tokens == tokens and entry.keep in (None, 0.05)]
     return {("full" if one.kind == "full" else one.scorer.split(" weights=")[0], one.task): one for one in found}

@@ -12,11 +12,11 @@ from board_records import NEW, OLD, row, rows, write_sweep
 from sp import cli
 from sp.errors import ConfigError
 from sp.evals.summary import paired_difference, wilson
-from sp.studies.board.entries import Board, Entry, command_of, read_board
+from sp.studies.board.entries import Board, BoardEntry, command_of, read_board
 from sp.studies.board.html import commands, matrices
 
 
-def one(board: Board, **wanted: object) -> Entry:
+def one(board: Board, **wanted: object) -> BoardEntry:
     [found] = [each for each in board.entries if all(getattr(each, key) == value for key, value in wanted.items())]
     return found
 
@@ -157,7 +157,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 def test_nothing_to_show_is_told(tmp_path: Path) -> None:
     path = write_sweep(tmp_path / "a.jsonl", [])
-    with pytest.raises(ConfigError, match="no finished run in it"):
+    with pytest.raises(ConfigError, match="there is no finished run"):
         read_board([path])
 
 

@@ -79,7 +79,9 @@ def test_rows_are_those_of_the_command_and_runs_are_done_once(file: Path, tmp_pa
     plan = make_plan(sweep)
     assert [job.run.first for job in plan.remaining] == [4]
     assert [row["example"] for row in rows_of(sweep)] == [row["example"] for row in found]
-    with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: this row of task natural has no answer, which a report needs"):
+    with pytest.raises(
+        ConfigError, match=r"rows.jsonl, line 2: this row of task natural has no answer, which a report needs"
+    ):
         read_results([rows]).checked()
 
 

@@ -166,7 +166,11 @@ def test_override_of_zip_and_list() -> None:
         ("examples: 25", "examples: 25\n  reasoning_effort: a b", r"line 5: a reasoning effort is one word"),
         ("examples: 25", "examples: 0", r"line 4: examples must be at least 1, not 0"),
         ("examples: 25", "example: 25", r"line 4: unknown key of a task 'example'; did you mean 'examples'"),
-        ("  per_run: 10\n", "  per_run: 10\n  examples: 3\n", r"line 6: the key 'examples' is here a second time; remove one"),
+        (
+            "  per_run: 10\n",
+            "  per_run: 10\n  examples: 3\n",
+            r"line 6: the key 'examples' is here a second time",
+        ),
         ("tokens: [512, 1024]", "tokenz: [1]", r"line 3: unknown key of a task 'tokenz'; did you mean 'tokens'"),
         ("cells:", "pairs: {target: none.gguf}\ncells:", r"line 6: target none.gguf is not a file"),
         ("cells:", "pairs: {drafter_rope: yarn}\ncells:", r"line 6: drafter_rope takes none, linear:FACTOR or yarn"),

@@ -38,7 +38,7 @@ from sp.named import read_strategies
 from sp.session.options import ModelOptions
 
 if TYPE_CHECKING:
-    from sp.studies.board.entries import Entry
+    from sp.studies.board.entries import BoardEntry
     from sp.studies.board.verdict import Verdict
 
 
@@ -327,7 +327,7 @@ def show_verdicts(verdicts: list[Verdict], n: int, keep: float) -> None:
         print(fill(CROWDED.format(tokens=tokens, forced=forced, budget=round(keep * tokens)), WIDTH))
 
 
-def cell(entry: Entry | None) -> str:
+def cell(entry: BoardEntry | None) -> str:
     """Accuracy in per cent over its interval; a dash where nothing was read."""
     if entry is None or entry.accuracy is None or entry.low is None or entry.high is None:
         return "-"

@@ -1,1 +1,1 @@
-"""The leaderboard: what records say of every scorer, as entries, as Markdown and as one HTML file."""
+"""The leaderboard: results of every scorer from records, as entries, Markdown and one HTML file."""

@@ -10,122 +10,124 @@ from html import escape
 
 from sp.page.forest import Kind
 from sp.page.markup import Html, asset, page, tag
-from sp.studies.board.entries import KINDS, Board, Entry, Interval, command_of, slotted
+from sp.studies.board.entries import KINDS, Board, BoardEntry, Interval, command_of, slotted
 from sp.studies.sweep.cells import strategy_order
 from sp.studies.tables.lookup import markdown
 
 
 @dataclass(frozen=True)
-class Line:
-    """One scorer, with its entry of each task it was run on. `entries`: by task."""
+class MatrixLine:
+    """A scorer with its entries by task."""
 
     scorer: str
     trained: str
     kind: Kind
-    entries: dict[str, Entry]
+    entries: dict[str, BoardEntry]
 
     @property
     def title(self) -> str:
-        """Its name, and what its weights never saw."""
+        """Name of the scorer, and the tasks that its weights were trained without."""
         return self.scorer + (f" ({self.trained})" if self.trained else "")
 
     def mean(self, tasks: Sequence[str]) -> float | None:
-        """Mean accuracy over tasks; None where one of them was not measured."""
-        found = [self.entries[task].accuracy if task in self.entries else None for task in tasks]
-        known = [one for one in found if one is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+        """Return the mean accuracy over tasks; None if one of them was not measured."""
+        accuracies = [self.entries[task].accuracy if task in self.entries else None for task in tasks]
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        return sum(known) / len(known) if known and len(known) == len(accuracies) else None
 
     @property
     def n(self) -> str:
-        """Examples of a task, or the fewest and the most."""
+        """Number of examples of a task, or the smallest and largest number."""
         sizes = sorted({entry.n for entry in self.entries.values()})
         return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What compares at a glance: one pair, length and keep ratio."""
+    """Comparable results of one pair, length and keep ratio: lines of scorers, columns of tasks."""
 
     pair: str
     tokens: int
     keep: float
     tasks: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[MatrixLine, ...]
 
 
 def matrices(board: Board, pair: str) -> Iterator[Matrix]:
-    """Matrices of a pair by length and keep ratio; each begins with the full prefill of its tasks."""
-    mine = board.of(pair)
-    places = sorted({(entry.tokens, entry.keep) for entry in mine if entry.keep is not None})
+    """Return the matrices of a pair by length and keep ratio; each begins with the full prefill of its tasks."""
+    entries = board.of(pair)
+    places = sorted({(entry.tokens, entry.keep) for entry in entries if entry.keep is not None})
     for tokens, keep in places:
-        here = [entry for entry in mine if entry.tokens == tokens and entry.keep == keep]
+        here = [entry for entry in entries if entry.tokens == tokens and entry.keep == keep]
         tasks = tuple(sorted({entry.task for entry in here}))
-        whole = [entry for entry in mine if entry.tokens == tokens and entry.keep is None and entry.task in tasks]
+        whole = [entry for entry in entries if entry.tokens == tokens and entry.keep is None and entry.task in tasks]
         yield Matrix(pair, tokens, keep, tasks, tuple(_lines([*whole, *here])))
 
 
-def compared(mine: Entry, other: Entry) -> tuple[float, bool] | None:
-    """Accuracy minus another's, and whether their intervals are disjoint; None where one was not measured."""
-    if mine.accuracy is None or mine.low is None or mine.high is None:
+def compared(entry: BoardEntry, other: BoardEntry) -> tuple[float, bool] | None:
+    """Return the difference of two accuracies, and True if their intervals are disjoint; None if one is missing."""
+    if entry.accuracy is None or entry.low is None or entry.high is None:
         return None
     if other.accuracy is None or other.low is None or other.high is None:
         return None
-    return mine.accuracy - other.accuracy, mine.low > other.high or mine.high < other.low
+    return entry.accuracy - other.accuracy, entry.low > other.high or entry.high < other.low
 
 
-def _lines(entries: Sequence[Entry]) -> list[Line]:
-    """Lines in the order of their kind; weights that were made twice under one name have a line each."""
-    found: dict[tuple[str, str, int], dict[str, Entry]] = defaultdict(dict)
+def _lines(entries: Sequence[BoardEntry]) -> list[MatrixLine]:
+    """Return the lines ordered by kind; two files of weights with the same name have a line each."""
+    grouped: dict[tuple[str, str, int], dict[str, BoardEntry]] = defaultdict(dict)
     for entry in entries:
-        turn = sum(entry.task in known for key, known in found.items() if key[:2] == (entry.scorer, entry.trained))
-        found[entry.scorer, entry.trained, turn][entry.task] = entry
-    lines = [Line(*key[:2], next(iter(by_task.values())).kind, by_task) for key, by_task in found.items()]
+        turn = sum(entry.task in known for key, known in grouped.items() if key[:2] == (entry.scorer, entry.trained))
+        grouped[entry.scorer, entry.trained, turn][entry.task] = entry
+    lines = [MatrixLine(*key[:2], next(iter(by_task.values())).kind, by_task) for key, by_task in grouped.items()]
     return sorted(lines, key=lambda line: (KINDS.index(line.kind), strategy_order(line.scorer), line.trained))
 
 
-def commands(board: Board, line: Line) -> list[str]:
-    """Commands that make a line anew: one for all tasks of as many examples."""
-    groups: dict[int, list[Entry]] = defaultdict(list)
+def commands(board: Board, line: MatrixLine) -> list[str]:
+    """Return the commands that repeat a line, one for all tasks with the same number of examples."""
+    groups: dict[int, list[BoardEntry]] = defaultdict(list)
     for entry in line.entries.values():
         groups[entry.n + entry.not_run].append(entry)
-    said = []
+    texts = []
     for n, entries in groups.items():
         row, pair = entries[0].row, entries[0].pair
         tasks = [entry.task for entry in entries]
-        said.append(command_of({**row, "scorer": slotted(row)}, tasks, n, board.models[pair], board.sweeps[pair]))
-    return [command for command in said if command]
+        texts.append(command_of({**row, "scorer": slotted(row)}, tasks, n, board.models[pair], board.sweeps[pair]))
+    return [command for command in texts if command]
 
 
 INTRODUCTION = (
-    "Right answers in per cent, with Wilson's 95 % interval. Differences are in points, on the same examples, with "
-    "their 95 % interval by bootstrap: to the full prefill, and to the best oracle at that length and keep ratio, what "
-    "any scorer could reach there. Oracles know the evidence or read with the target first; controls read no "
-    "model. n is the number of examples of a task. Pairs of models never share a table."
+    "Right answers in per cent, with Wilson's 95 % interval. Differences are in percentage points on the same "
+    "examples, with a 95 % bootstrap interval: to the full prefill, and to the best oracle at that length and keep "
+    "ratio, an upper reference for scorers. Oracles know the evidence or run on the target; controls read no model. n "
+    "is the number of examples of a task. Each pair of models has its own tables."
 )
 LEFT_OUT = (
-    "Weights with a name such as `probe-without-{task}` were trained on other tasks than the one they are measured on, "
-    "another file for each."
+    "Weights with a name such as `probe-without-{task}` were trained on other tasks than the one they are measured on; "
+    "there is a file for each task."
 )
 
 
-def share(entry: Entry) -> str:
-    """Accuracy in per cent with its interval; a dash where nothing was read."""
+def share(entry: BoardEntry) -> str:
+    """Format an accuracy in per cent with its interval; a dash if nothing was read."""
     if entry.accuracy is None or entry.low is None or entry.high is None:
         return "-"
     return f"{100 * entry.accuracy:.0f} ({100 * entry.low:.0f} to {100 * entry.high:.0f})"
 
 
-def points(found: Interval | None) -> str:
-    """A difference in points with its interval; a dash where there is nothing to compare with."""
-    if found is None:
+def points(interval: Interval | None) -> str:
+    """Format a difference in percentage points with its interval; a dash if there is nothing to compare with."""
+    if interval is None:
         return "-"
-    mean, low, high = (100 * value + 0.0 for value in found)
+    mean, low, high = (100 * value + 0.0 for value in interval)
     return f"{mean:+.0f} ({low:+.0f} to {high:+.0f})"
 
 
 def as_markdown(board: Board, reference: str = "") -> str:
-    """The whole page. `reference`: scorer that all others are also held against, as its entries call it; empty for
-    none."""
+    """Render the leaderboard as Markdown.
+
+    `reference` is the name of a scorer that all others are also compared with, as its entries have it; empty for none.
+    """
     parts = ["# Leaderboard", INTRODUCTION]
     if board.facts:
         parts.append("\n".join(f"- {name}: {_escaped(value)}" for name, value in board.facts.items()))
@@ -150,26 +152,29 @@ def _section(board: Board, matrix: Matrix, reference: str) -> Iterator[str]:
     if oracles:
         yield f"Distance to the best oracle ({_escaped(', '.join(oracles))}):"
         yield _score_table(matrix, lambda entry: points(entry.against_oracle), compressed)
-    held = next((line for line in matrix.lines if line.scorer == reference), None)
-    if held:
-        yield f"Against {_escaped(reference)}, in points; bold where the two 95 % intervals are disjoint:"
-        others = [line for line in compressed if line is not held]
-        yield _score_table(matrix, lambda entry: beside(entry, held.entries.get(entry.task)), others)
-    said = [command for line in matrix.lines for command in commands(board, line)]
-    if said:
-        yield "<details><summary>Commands of the rows</summary>\n\n```sh\n" + "\n".join(said) + "\n```\n\n</details>"
+    reference_line = next((line for line in matrix.lines if line.scorer == reference), None)
+    if reference_line:
+        yield f"Against {_escaped(reference)}, in points; bold if the two 95 % intervals are disjoint:"
+        others = [line for line in compressed if line is not reference_line]
+        yield _score_table(matrix, lambda entry: beside(entry, reference_line.entries.get(entry.task)), others)
+    texts = [command for line in matrix.lines for command in commands(board, line)]
+    if texts:
+        yield "<details><summary>Commands of the rows</summary>\n\n```sh\n" + "\n".join(texts) + "\n```\n\n</details>"
 
 
-def beside(mine: Entry, other: Entry | None) -> str:
-    """Accuracy minus another's in points, bold where it is certain; a dash where there is none."""
-    found = compared(mine, other) if other else None
-    if found is None:
+def beside(entry: BoardEntry, other: BoardEntry | None) -> str:
+    """Format the difference of two accuracies in points, bold if their intervals are disjoint; a dash if one is
+    missing."""
+    comparison = compared(entry, other) if other else None
+    if comparison is None:
         return "-"
-    difference, disjoint = found
+    difference, disjoint = comparison
     return f"**{100 * difference:+.0f}**" if disjoint else f"{100 * difference:+.0f}"
 
 
-def _score_table(matrix: Matrix, show: Callable[[Entry], str], lines: Sequence[Line], means: bool = False) -> str:
+def _score_table(
+    matrix: Matrix, show: Callable[[BoardEntry], str], lines: Sequence[MatrixLine], means: bool = False
+) -> str:
     rows = []
     for line in lines:
         cells = [show(line.entries[task]) if task in line.entries else "" for task in matrix.tasks]
@@ -181,25 +186,25 @@ def _score_table(matrix: Matrix, show: Callable[[Entry], str], lines: Sequence[L
 
 
 def _escaped(name: str) -> str:
-    """A name that may hold what Markdown takes for markup, on one line."""
+    """Escape a name, so that it is on one line and has no Markdown markup."""
     return "".join(f"\\{letter}" if letter in "|*`<[" else letter for letter in " ".join(name.split()))
 
 
-FILTERS = ("pair", "task", "tokens", "keep", "kind")  # what entries can be filtered by
+FILTERS = ("pair", "task", "tokens", "keep", "kind")  # menus that filter the entries
 HEADS = (
     "scorer", "kind", "task", "tokens", "keep", "n", "right %", "95 %", "to full", "to oracle", "evidence kept",
     "weights", "pair", "command",
 )  # fmt: skip
 WORDS = frozenset({"kind", "task", "weights", "pair", "command"})
-"""Those of `HEADS` over words, which begin where their words do."""
+"""Those of `HEADS` that are over columns of text, which are aligned to the left."""
 
 
 def as_html(board: Board) -> str:
-    """The whole page; every text of a record is escaped."""
+    """Render the leaderboard as one HTML file. Every text of a record is escaped, since anyone may have written it."""
     parts = ["<h1>Leaderboard</h1>", f"<p>{escape(INTRODUCTION)}</p>"]
     if board.facts:
-        told = " · ".join(f"{escape(name)}: {escape(value)}" for name, value in board.facts.items())
-        parts.append(f'<p class="facts">{told}</p>')
+        facts = " · ".join(f"{escape(name)}: {escape(value)}" for name, value in board.facts.items())
+        parts.append(f'<p class="facts">{facts}</p>')
     for pair, note in board.pairs.items():
         parts.append(f"<h2>{escape(pair)}</h2>")
         left_out = LEFT_OUT.replace("`", "") if any("{task}" in entry.scorer for entry in board.of(pair)) else ""
@@ -218,11 +223,11 @@ def as_html(board: Board) -> str:
 
 
 def scripts() -> str:
-    """What sorts and filters."""
+    """Return the JavaScript that sorts and filters the tables."""
     return asset("sort.js") + asset("filter.js", __package__)
 
 
-def _shares(line: Line, tasks: Sequence[str]) -> Iterator[str]:
+def _shares(line: MatrixLine, tasks: Sequence[str]) -> Iterator[str]:
     for task in tasks:
         entry = line.entries.get(task)
         if entry is None or entry.accuracy is None:
@@ -231,14 +236,14 @@ def _shares(line: Line, tasks: Sequence[str]) -> Iterator[str]:
         oracle = entry.against_oracle
         under = f"<small>{_in_two(f'to oracle {points(oracle)}')}</small>" if oracle and line.kind != "oracle" else ""
         shade, value = round(10 * entry.accuracy), f'data-value="{entry.accuracy:.6f}"'
-        shown = f"{100 * entry.accuracy:.0f} <small>{_bounds(entry)}</small>{under}"
-        yield f'<td class="share s{shade}" {value}>{shown}</td>'
+        text = f"{100 * entry.accuracy:.0f} <small>{_bounds(entry)}</small>{under}"
+        yield f'<td class="share s{shade}" {value}>{text}</td>'
     mean = line.mean(tasks)
     yield '<td data-value=""></td>' if mean is None else f'<td data-value="{mean:.6f}">{100 * mean:.1f}</td>'
     yield f"<td>{escape(line.n)}</td>"
 
 
-def _everything(entries: Sequence[Entry]) -> str:
+def _everything(entries: Sequence[BoardEntry]) -> str:
     rows = []
     for entry in entries:
         values = dict(zip(FILTERS, _keys(entry), strict=True))
@@ -267,12 +272,12 @@ def _everything(entries: Sequence[Entry]) -> str:
     return _table("Every entry", HEADS, rows, "all", WORDS)
 
 
-def _keys(entry: Entry) -> tuple[str, ...]:
-    """What an entry is filtered by, in the order of `FILTERS`."""
+def _keys(entry: BoardEntry) -> tuple[str, ...]:
+    """Return the values of an entry by which it is filtered, in the order of `FILTERS`."""
     return entry.pair, entry.task, str(entry.tokens), "1" if entry.keep is None else f"{entry.keep:g}", entry.kind
 
 
-def _filters(entries: Sequence[Entry]) -> str:
+def _filters(entries: Sequence[BoardEntry]) -> str:
     menus = []
     for place, name in enumerate(FILTERS):
         values = list(dict.fromkeys(_keys(entry)[place] for entry in entries))
@@ -301,13 +306,13 @@ def _row(kind: str, cells: Sequence[str], data: str = "") -> str:
 
 
 def _name(name: str, kind: str) -> str:
-    told = f"<small>{kind}</small>" if kind in ("oracle", "control") else ""
-    shown = re.sub(r"([_/=.-])(?=\w)", r"\1<wbr>", escape(name))  # breaks behind its joints, not within a word
-    return f'<td data-value="{escape(name)}">{shown}{told}</td>'
+    tag_of_kind = f"<small>{kind}</small>" if kind in ("oracle", "control") else ""
+    breakable = re.sub(r"([_/=.-])(?=\w)", r"\1<wbr>", escape(name))  # line breaks only after punctuation
+    return f'<td data-value="{escape(name)}">{breakable}{tag_of_kind}</td>'
 
 
 def _in_two(text: str) -> str:
-    """A difference and its interval, each unbroken: a line where there is room, else two."""
+    """Return a difference and its interval as two spans that are not broken within."""
     value, bracket, interval = escape(text).partition(" (")
     return f"<span>{value}</span>" + (f" <span>({interval}</span>" if bracket else "")
 
@@ -316,12 +321,12 @@ def _text(text: str) -> str:
     return f'<td class="text">{escape(text)}</td>'
 
 
-def _bounds(entry: Entry) -> str:
+def _bounds(entry: BoardEntry) -> str:
     if entry.low is None or entry.high is None:
         return "-"
     return f"{100 * entry.low:.0f} to {100 * entry.high:.0f}"
 
 
-def _difference(found: Interval | None) -> str:
-    value = "" if found is None else f"{100 * found[0]:.4f}"
-    return f'<td data-value="{value}">{points(found)}</td>'
+def _difference(interval: Interval | None) -> str:
+    value = "" if interval is None else f"{100 * interval[0]:.4f}"
+    return f'<td data-value="{value}">{points(interval)}</td>'
