@@ -115,21 +115,15 @@ def plan_runs(
 
     It has `n` examples of every task and length.
     """
-    selecting = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
-    selector_options = ConfigValue(
-        {key: ConfigValue(value, "--selector") for key, value in selecting.items()}, "--selector"
-    )
+    options = {"name": SELECTORS.name_of(selector), **asdict(selector)}  # type: ignore[call-overload]
+    selector_values = {key: ConfigValue(value, "--selector") for key, value in options.items()}
     settings = {
-        "selector": ConfigValue(
-            {key: ConfigValue(value, "--selector") for key, value in options.items()}, "--selector"
-        ),
+        "selector": ConfigValue(selector_values, "--selector"),
         "keep_ratio": ConfigValue(keep, "--keep-ratio"),
         "seed": ConfigValue(seed, "--seed"),
     }
-    combinations = [
-        {"scorer": ConfigValue(bar.scorer, "a bar"), **settings} for bar in bars(keep) if bar.scorer != FULL
-    ]
-    cells = tuple(make_cell(combination, ConfigValue({}, "--keep-ratio")) for combination in combinations)
+    scorers = [ConfigValue(bar.scorer, "a bar") for bar in bars(keep) if bar.scorer != FULL]
+    cells = tuple(make_cell({"scorer": scorer, **settings}, ConfigValue({}, "--keep-ratio")) for scorer in scorers)
     pair = with_drafter(pair, [type(cell.options.scorer) for cell in cells])
     specs = [
         TaskSpec(task, label(TASKS, task), {"name": task.name, **asdict(task)})  # type: ignore[call-overload]
