@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn without a display and fit for a paper."""
+"""Figures of runs, drawn without a display and suitable for a paper, and what all figures share."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from sp.trace import write_atomic
 INK, KEPT, NEEDLE, QUESTION = "#1f2933", "#f08c00", "#2f9e44", "#1c7ed6"
 BIN = 8
 MOST_DOTS = 1 << 15
-SHARPNESS = 1.0  # of all pictures; who only asks whether they can be drawn needs few dots
+SHARPNESS = 1.0  # factor of all resolutions; tests that only check that a figure can be drawn lower it
 
 
 PictureFormat = Literal["png", "pdf", "svg"]
-SMALLEST = 7  # points of the smallest letters in a picture, as most journals ask for
+SMALLEST = 7  # points of the smallest letters in a figure, as most journals require
 DATES = {".pdf": "CreationDate", ".svg": "Date"}
-"""Vector formats by suffix, and the metadata key that is left out so that a figure saved twice is the same file."""
+"""Vector formats by suffix, and the metadata key that is omitted so that a figure saved twice is the same file."""
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 160) -> Path:
-    """Write the figure in the format that the path's suffix names, completely or not at all.
+    """Write the figure atomically, in the format of the path's suffix.
 
     Parameters
     ----------
     figure : Figure
     path : Path
-        Ends in ``.pdf`` or ``.svg`` for a vector format, which scales to any size; anything else is a PNG.
+        Its suffix is ``.pdf`` or ``.svg`` for a vector format; anything else is a PNG.
     dpi : int
         Dots per inch of a PNG, and of the heatmaps inside a vector format.
 
     Returns
     -------
     Path
-        The path written.
+        The path of the file.
 
     Raises
     ------
     ConfigError
-        A PNG would be so large that no viewer shows it.
+        A PNG would be too large for viewers.
     """
     date = DATES.get(path.suffix)
     if date is None:
@@ -69,7 +69,7 @@ def save_figure(figure: Figure, path: Path, dpi: int = 160) -> Path:
 
 
 def picture_markdown(title: str, name: str) -> str:
-    """A picture in Markdown; a PDF, which no page shows in place, as a link.
+    """Return the Markdown of a picture; a PDF, which pages cannot embed, is a link.
 
     >>> picture_markdown("Stages", "stages.svg"), picture_markdown("Stages", "stages.pdf")
     ('![Stages](stages.svg)', '[Stages](stages.pdf)')
@@ -78,11 +78,11 @@ def picture_markdown(title: str, name: str) -> str:
 
 
 def _save_png(figure: Figure, path: Path, dpi: int) -> Path:
-    """Write a PNG with a palette of 256 colours, which shows plots as well as all of them in a quarter of the bytes."""
+    """Write a PNG with a palette of 256 colours, which looks the same for plots and needs a quarter of the bytes."""
     dpi = round(dpi * SHARPNESS)
     width, height = figure.get_size_inches() * dpi
     if max(width, height) > MOST_DOTS:
-        raise ConfigError(f"{path.name} would have {width:.0f} x {height:.0f} dots; report fewer records at a time")
+        raise ConfigError(f"{path.name} would have {width:.0f} x {height:.0f} pixels; report fewer records at a time")
     drawn, buffer = BytesIO(), BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(drawn, dpi=dpi, format="png", pil_kwargs={"compress_level": 1})
@@ -96,8 +96,8 @@ HATCH = "////"
 
 
 def hatch_lower_half(axes: Axes, values: Doubles, middle: float) -> None:
-    """Hatch the cells of a map whose value is below the middle of its scale, so that colour is not their only sign."""
-    for row, column in zip(*np.nonzero(values < middle), strict=True):  # NaN, which was not measured, is not below
+    """Hatch the cells of a map whose value is below the middle of its scale, so that it is readable without colour."""
+    for row, column in zip(*np.nonzero(values < middle), strict=True):  # False for NaN, which was not measured
         axes.add_patch(
             Rectangle(
                 (column - 0.5, row - 0.5), 1, 1, fill=False, hatch=HATCH, edgecolor="white", alpha=0.4, linewidth=0
@@ -106,17 +106,19 @@ def hatch_lower_half(axes: Axes, values: Doubles, middle: float) -> None:
 
 
 def shade(axes: Axes, mask: Bools, **style: Any) -> None:
-    """Shade every run of true tokens."""
+    """Shade every run of tokens that is True in the mask."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
     for start, end in edges.reshape(-1, 2):
         axes.axvspan(start, end, **{"linewidth": 0, **style})
 
 
 def importance_figure(result: RunResult) -> Figure:
-    """Importance along the prompt, the tokens kept, and importance by drafter layer; needle and question are shaded.
-    The x axis counts tokens of the target above, of the drafter in the heatmap."""
+    """Draw importance along the prompt, the kept tokens, and importance by layer of the drafter.
+
+    Needle and question are shaded. The x axis counts tokens of the target, in the heat map tokens of the drafter.
+    """
     if result.selection is None or result.scores is None:
-        raise ValueError("the run kept everything, so there is no selection to draw")
+        raise ValueError("this run was not compressed, so there is no selection to draw; use compress='always'")
     layers = result.importance.by_layer if result.importance else None
     heights = [3.0, 0.5] + ([0.35 * len(layers) + 0.6] if layers is not None else [])
     figure = Figure(figsize=(10, 1.2 + sum(heights)), layout="constrained")
@@ -125,7 +127,7 @@ def importance_figure(result: RunResult) -> Figure:
     needle, question = result.prompt.mask("needle"), result.prompt.mask("question")
 
     x = np.arange(0, tokens, BIN)
-    y = np.maximum.reduceat(result.scores, x)  # so that a line of any length stays readable
+    y = np.maximum.reduceat(result.scores, x)  # the maximum of each bin keeps narrow peaks visible
     grid[0].plot(x, y, color=INK, linewidth=0.7)
     floor = float(np.quantile(y[y > 0], 0.02)) if (y > 0).any() else 1e-6
     if (y > 0).any():
@@ -153,13 +155,13 @@ def importance_figure(result: RunResult) -> Figure:
         figure.colorbar(image, ax=grid[2], label="log10 importance", pad=0.01)
     handles = [
         grid[0].plot([], [], color=INK, label="token importance")[0],
-        grid[0].plot([], [], color=KEPT, label="score the selector compared; kept tokens")[0],
+        grid[0].plot([], [], color=KEPT, label="score of a chunk; kept tokens")[0],
         grid[0].axvspan(0, 0, color=NEEDLE, alpha=0.35, label="needle"),
         grid[0].axvspan(0, 0, color=QUESTION, alpha=0.25, label="question"),
     ]
     grid[0].legend(handles=handles, loc="upper center", ncols=4, fontsize=8, frameon=False)
-    kept = result.kept_tokens
-    figure.suptitle(f"{kept:,} of {tokens:,} prompt tokens kept ({100 * kept / tokens:.1f} %)", fontsize=11)
+    selected = result.kept_tokens
+    figure.suptitle(f"{selected:,} of {tokens:,} prompt tokens kept ({100 * selected / tokens:.1f} %)", fontsize=11)
     return figure
 
 
@@ -175,7 +177,7 @@ NEEDLE_COLOURS = LinearSegmentedColormap.from_list("needle", ["#F0496E", "#EBB83
 
 @dataclass(frozen=True)
 class Look:
-    """How a strategy is drawn."""
+    """Colour, marker and line style of a strategy."""
 
     colour: str
     marker: str
@@ -183,38 +185,39 @@ class Look:
 
 
 def looks(strategies: Sequence[str]) -> dict[str, Look]:
-    """Colours for strategies, greys and dashes for controls and oracles, ink for the full prefill; always the same."""
-    found, colours, greys = {}, 0, 0
+    """Return the look of every strategy: colours for scorers, dashed greys for controls and oracles, ink for the full
+    prefill. The same names always get the same looks."""
+    by_name, colours, greys = {}, 0, 0
     for name in strategies:
         kind = kind_of(name)
         if kind == "full":
-            found[name] = Look(INK, "*", "-")
+            by_name[name] = Look(INK, "*", "-")
         elif kind != "scorer":
-            found[name] = Look(GREYS[greys % len(GREYS)], MARKERS[greys % len(MARKERS)], "--")
+            by_name[name] = Look(GREYS[greys % len(GREYS)], MARKERS[greys % len(MARKERS)], "--")
             greys += 1
         else:
-            turn = colours // len(COLOURS)
-            found[name] = Look(
+            turn = colours // len(COLOURS)  # once all colours are used, they come again with another line style
+            by_name[name] = Look(
                 COLOURS[colours % len(COLOURS)], MARKERS[colours % len(MARKERS)], ("-", ":", "-.")[turn % 3]
             )
             colours += 1
-    return found
+    return by_name
 
 
-def apart(place: int, count: int, step: float = 0.025) -> float:
-    """What a value on a logarithmic axis is drawn times, so that series at one value are all seen."""
+def series_factor(place: int, count: int, step: float = 0.025) -> float:
+    """Return the factor that shifts a series on a logarithmic axis, so that equal series do not cover each other."""
     return float((1 + step) ** (place - (count - 1) / 2))
 
 
 def tokens_label(tokens: float) -> str:
-    """A number of tokens as it stands on an axis."""
+    """Format a number of tokens for an axis: 512, 8K or 1.5K."""
     if tokens < 1000:
         return f"{tokens:g}"
     return f"{tokens / 1024:g}K" if tokens % 1024 == 0 else f"{tokens / 1000:.3g}K"
 
 
 def plain_log(axes: Axes, ticks: Sequence[float], *, tokens: bool = False) -> None:
-    """A logarithmic x axis with these ticks, written out."""
+    """Make the x axis logarithmic with these ticks, labelled as plain numbers."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -222,7 +225,7 @@ def plain_log(axes: Axes, ticks: Sequence[float], *, tokens: bool = False) -> No
 
 
 def tidy(axes: Axes) -> None:
-    """Thin grid, no box."""
+    """Draw a thin grid, and remove the top and right edges."""
     axes.grid(True, which="major", color="#e9ecef", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

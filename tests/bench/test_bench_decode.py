@@ -131,7 +131,7 @@ def test_records_become_tables_and_pictures(real: Path, tmp_path: Path) -> None:
     assert "decode-target.png" in {path.name for path in tmp_path.iterdir()}
     records = [r for r in of(real, "decode") if r["config"]["method"] != "greedy"]
     titles = [axes.get_title(loc="left") for axes in figure_of(records).axes]
-    assert titles == ["tokens a pass", "tokens a second", "tokens a pass by task, tree"]
+    assert titles == ["tokens per pass", "tokens per second", "tokens per pass by task, tree"]
     told = [{**r, "config": {**r["config"], "mode": SIMULATED, "acceptance": "4 a pass"}} for r in records]
     assert all(SIMULATED in axes.get_title(loc="left") for axes in figure_of(told).axes)
     assert [path.name for path in draw_decoding([*records, *told], tmp_path)] == [

@@ -62,5 +62,5 @@ def test_all_heads_of_a_large_target_are_a_picture_and_no_more_than_that(run_fol
     assert figure.get_size_inches()[1] * 160 < 1 << 15
     assert len(figure.axes[1].get_yticks()) <= 256
     save_file(arrays | {"by_head": np.ones((1, 70_000, 1), np.float32)}, run_folder / "trace.safetensors")
-    with pytest.raises(ConfigError, match="by_head is larger than any map"):
+    with pytest.raises(ConfigError, match="by_head is larger than a map"):
         SavedRun.load(run_folder)

@@ -53,14 +53,14 @@ def test_a_forest_has_shares_and_intervals() -> None:
 def test_one_example_is_told() -> None:
     single = [row for row in rows() if row["example"].endswith("-0")]
     for figure in (forest_figure(Table.of(single), 0.05), pareto_figure(Table.of(single), "kept_tokens")):
-        assert "n = 1: one example a point" in words(figure)
+        assert "n = 1: one example per point" in words(figure)
     axes = forest_figure(Table.of(single), 0.05).axes[0]
     assert all(len(line.get_xdata()) == 1 for line in axes.get_lines())
     names = ["tail"]
-    assert "one example a cell" in words(needle_figure(Table.of(single), "needle", 0.05, names))
+    assert "one example per cell" in words(needle_figure(Table.of(single), "needle", 0.05, names))
     more = [row for row in rows() if row["tokens_asked"] == 1024 or row["example"].endswith("-0")]
     told = words(needle_figure(Table.of([{**row, "depth": 0.5} for row in more]), "needle", 0.05, names))
-    assert f"n = 1 to {N} a cell; {SINGLE} one example" in told
+    assert f"n = 1 to {N} per cell; {SINGLE} one example" in told
     assert f"100{SINGLE}" in told
 
 
@@ -109,7 +109,7 @@ def test_colour_is_not_the_only_sign_of_what_failed() -> None:
     answers = figure.axes[0]
     hatched = [patch for patch in answers.patches if patch.get_hatch()]
     assert len(hatched) == 2, "random is wrong in most examples of both lengths"
-    assert "hatched: below the middle" in words(figure)
+    assert "hatched: lower half of the scale" in words(figure)
     assert {"prompt tokens", "needle kept by the selector", "margin of the needle's chunk"} <= set(
         words(figure).split(" | ")
     )
@@ -131,5 +131,5 @@ def test_limits_of_a_gpu_say_that_they_were_reached() -> None:
         Point("memory", "", 0, 0, 900.0, "a GPU", {}),
     ]
     told = words(roofline_figure(found))
-    assert "50 TFLOP/s, the most reached" in told
-    assert "900 GB/s, the most reached" in told
+    assert "50 TFLOP/s, highest measured" in told
+    assert "900 GB/s, highest measured" in told

@@ -63,7 +63,7 @@ def test_eight_bits_have_a_ceiling_of_their_own(folder: Path) -> None:
         (axes,) = family_figure([p for p in found if p.family == family], family, roof(found)).axes
         words = [t.get_text() for t in axes.texts if "FLOP/s" in t.get_text() or "TOP/s" in t.get_text()]
         assert len(words) == ceilings
-        assert any("TOP/s in eight bits" in text for text in words) is (ceilings == 2)
+        assert any("TOP/s in 8 bits" in text for text in words) is (ceilings == 2)
 
 
 def test_bandwidth_alone_is_drawn_as_bars(folder: Path) -> None:

@@ -1,5 +1,5 @@
-"""Maps of texts: importance along a prompt by layer and head, drawn from the trace that `sp run` writes, and what the
-turns of a conversation had of it, from the rows that `sp chat --out` writes."""
+"""Maps of texts: importance of a prompt by layer and head, from a trace of `sp run`, and the parts of a conversation
+that the target read in each turn, from the rows of `sp chat --out`."""
 
 from __future__ import annotations
 
@@ -31,23 +31,26 @@ MAPS: Mapping[str, tuple[int, type[np.generic]]] = {
     "by_layer": (2, np.floating),
     "by_head": (3, np.floating),
     "drafter_bytes": (2, np.integer),
-}  # dimensions and kind of the arrays that are drawn
-MOST_ROWS, MOST_CHUNKS = 1 << 13, 1 << 17  # layers times heads, and chunks, beyond those of any drafter and prompt
-TALLEST, LABELS = 60.0, 256  # inches of the map of heads, and rows of a map that have a name
+}  # number of dimensions and kind of the arrays that are drawn
+MOST_ROWS, MOST_CHUNKS = 1 << 13, 1 << 17  # limits of layers times heads, and of chunks, above any drafter and prompt
+TALLEST, LABELS = 60.0, 256  # maximum height of a map in inches, and of its rows that have a label
 MARKS = {"needle": NEEDLE, "question": QUESTION}
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run read back from its folder: what `trace.json` says, and the arrays `by_layer` (layers, chunks), `by_head`
-    (layers, heads, chunks) and `drafter_bytes` of `trace.safetensors`."""
+    """A run that was read from its folder.
+
+    `facts` are those of `trace.json`; `arrays` those of `trace.safetensors`: `by_layer` (layers, chunks), `by_head`
+    (layers, heads, chunks) and `drafter_bytes` (drafter tokens, 2), the first and last byte + 1 of each token.
+    """
 
     facts: Mapping[str, Any]
     arrays: Mapping[str, Any]
 
     @classmethod
     def load(cls, folder: Path) -> SavedRun:
-        """Read the two files; ConfigError if one is missing or damaged, or the run was not compressed."""
+        """Read both files of a folder; ConfigError if one is missing or damaged, or the run was not compressed."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -62,7 +65,7 @@ class SavedRun:
         return run
 
     def check(self, where: str) -> None:
-        """ConfigError unless spans and arrays are such as can be drawn."""
+        """Raise ConfigError unless spans and arrays can be drawn."""
         check(self.facts, {"spans": LIST}, f"{where}/trace.json")
         for span in self.facts["spans"]:
             check({"span": span}, {"span": OBJECT}, f"{where}/trace.json: spans")
@@ -72,34 +75,39 @@ class SavedRun:
                 f"{where}/trace.json: spans",
             )
         for name, (dimensions, kind) in MAPS.items():
-            found = self.arrays[name]
-            *rows, last = found.shape or (0,)
+            array = self.arrays[name]
+            *rows, last = array.shape or (0,)
             if name != "drafter_bytes" and (math.prod(rows) > MOST_ROWS or last > MOST_CHUNKS):
-                raise ConfigError(f"{where}/trace.safetensors: {name} is larger than any map of sp run")
-            if found.ndim != dimensions or not found.size or not np.issubdtype(found.dtype, kind):
-                raise ConfigError(f"{where}/trace.safetensors: {name} is not such as sp run writes it")
+                raise ConfigError(
+                    f"{where}/trace.safetensors: {name} is larger than a map of sp run can be; name a folder of sp run"
+                )
+            if array.ndim != dimensions or not array.size or not np.issubdtype(array.dtype, kind):
+                raise ConfigError(
+                    f"{where}/trace.safetensors: {name} must be an array of {dimensions} dimensions of type "
+                    f"{kind.__name__}; name a folder of sp run"
+                )
         if self.arrays["drafter_bytes"].shape[1] != 2:
-            raise ConfigError(f"{where}/trace.safetensors: drafter_bytes must be pairs")
+            raise ConfigError(f"{where}/trace.safetensors: drafter_bytes needs two columns; name a folder of sp run")
 
     @property
     def has_maps(self) -> bool:
-        """Whether the drafter's attention was recorded."""
+        """True if the attention of the drafter was recorded."""
         return MAPS.keys() <= set(self.arrays)
 
     def chunks_of(self, kind: str) -> list[tuple[float, float]]:
-        """Chunks, as fractional ranges, that the spans of a kind cover."""
+        """Return the fractional ranges of chunks that the spans of a kind cover."""
         token_bytes: Ints = self.arrays["drafter_bytes"]
-        found = []
+        ranges = []
         for span in self.facts["spans"]:
             if span["kind"] == kind:
                 first = int(np.searchsorted(token_bytes[:, 1], span["start_byte"], side="right"))
                 last = int(np.searchsorted(token_bytes[:, 0], span["end_byte"], side="left"))
-                found.append((first / HEATMAP_CHUNK, last / HEATMAP_CHUNK))
-        return found
+                ranges.append((first / HEATMAP_CHUNK, last / HEATMAP_CHUNK))
+        return ranges
 
 
 def importance_map(run: SavedRun) -> Figure:
-    """Layers over chunks above, heads over chunks below, on one scale: share of the largest value of each map."""
+    """Draw log10 importance by chunk of the prompt: of each layer above, of each head below."""
     layers: Floats = run.arrays["by_layer"]
     heads: Floats = run.arrays["by_head"]
     count, per_layer, chunks = heads.shape
@@ -108,7 +116,7 @@ def importance_map(run: SavedRun) -> Figure:
     grid = figure.subplots(2, 1, height_ratios=tall)
     _draw(figure, grid[0], layers, [f"{i}" for i in range(len(layers))], "max over heads")
     names = [f"{layer}.{head}" for layer in range(count) for head in range(per_layer)]
-    _draw(figure, grid[1], heads.reshape(-1, chunks), names, "each head")
+    _draw(figure, grid[1], heads.reshape(-1, chunks), names, "single heads")
     grid[0].set_ylabel("scored layer", fontsize=9)
     grid[1].set_ylabel("layer.head", fontsize=9)
     grid[1].set_xlabel(f"chunk of {HEATMAP_CHUNK} drafter tokens", fontsize=9)
@@ -123,17 +131,17 @@ def importance_map(run: SavedRun) -> Figure:
 
 
 def _draw(figure: Figure, axes: Axes, values: Floats, names: list[str], title: str) -> None:
-    shown = np.log10(np.maximum(values, 1e-6))
-    image = axes.imshow(shown, aspect="auto", cmap="magma", interpolation="nearest")
-    named = range(0, len(names), -(-len(names) // LABELS))
-    axes.set_yticks(named, [names[row] for row in named], fontsize=SMALLEST)
+    logarithms = np.log10(np.maximum(values, 1e-6))
+    image = axes.imshow(logarithms, aspect="auto", cmap="magma", interpolation="nearest")
+    labelled = range(0, len(names), -(-len(names) // LABELS))
+    axes.set_yticks(labelled, [names[row] for row in labelled], fontsize=SMALLEST)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_title(title, fontsize=9, loc="left", pad=12)
     figure.colorbar(image, ax=axes, label="log10 importance", pad=0.01)
 
 
 def _mark(axes: Axes, run: SavedRun) -> None:
-    """Needles and question as bars on the upper edge, and thin lines down the map."""
+    """Mark needles and question by bars on the upper edge, and by thin lines down the map."""
     for kind, colour in MARKS.items():
         for start, end in run.chunks_of(kind):
             for x in (start - 0.5, end - 0.5):
@@ -145,32 +153,36 @@ def _mark(axes: Axes, run: SavedRun) -> None:
 
 
 STATES = {"cached": "#1c7ed6", "kept": KEPT, "recalled": "#3b0a45", "dropped": "#dee2e6"}
-"""What can have become of a token: before the target since an earlier turn, new, brought back, left out. Each is
-lighter or darker than the others by a third at least, so that they part without colour, too."""
-COLUMN = 3.35  # inches of a column of a paper with two
+"""Colours by the state of a token: cached since an earlier turn, new and selected, recalled, or left out.
+
+Lightness differs by a third at least between any two, so that they can be distinguished without colour."""
+COLUMN = 3.35  # width in inches of a column of a two-column paper
 DPI = 300
-CELLS = 360  # columns of tokens that a row is drawn in, at most: more would be finer than print
-BAR = 0.66  # height of a row, of 1
-MOST = 1 << 40  # tokens of no transcript, so that a row with a wild number is refused
+CELLS = 360  # maximum number of columns of a row: more would be finer than print
+BAR = 0.66  # height of a row; rows are 1 apart
+MOST = 1 << 40  # tokens; a row with larger numbers is rejected
 
 Doubles = npt.NDArray[np.float64]
 Runs = Sequence[Sequence[int]]
 
 
 def conversation_figure(rows: Sequence[Row], width: float = COLUMN) -> Figure:
-    """A row for each turn; in each column of tokens the coloured height is the share of them. Triangles above a row
-    point at what was brought back; those below stand at needles, filled where the target had all of one."""
+    """Draw a row per turn, in which the height of a colour is the share of a column's tokens in that state.
+
+    Triangles above a row point at recalled excerpts; those below are at needles, and filled if the target had all of
+    the needle.
+    """
     if not rows:
-        raise ValueError("there is no turn to draw")
+        raise ValueError("rows must have at least one turn")
     figure = Figure(figsize=(width, 0.95 + 0.24 * len(rows)), layout="constrained")
     axes = figure.subplots()
     tokens = max(row["prompt"] for row in rows)
     columns = np.arange(0, tokens, -(-tokens // CELLS), dtype=np.float64)
-    for at, row in enumerate(rows):
-        _draw_turn(axes, at, row, columns)
+    for place, row in enumerate(rows):
+        _draw_turn(axes, place, row, columns)
         axes.text(
             1.015,
-            at,
+            place,
             f"{row['read']:,}",
             transform=axes.get_yaxis_transform(),
             fontsize=SMALLEST,
@@ -194,49 +206,50 @@ def conversation_figure(rows: Sequence[Row], width: float = COLUMN) -> Figure:
 
 
 def shares(row: Row, edges: Doubles) -> dict[str, Doubles]:
-    """Of each state the share of the tokens between edges that are in it, (len(edges) - 1,); together they are 1."""
-    wide = np.diff(edges)
-    found = {name: np.diff(_below(runs, edges)) / wide for name, runs in _present(row).items()}
-    return {**found, "dropped": np.clip(1 - sum(found.values()), 0, 1)}
+    """Return by state the share of the tokens between edges that are in it, (len(edges) - 1,); their sum is 1."""
+    widths = np.diff(edges)
+    shares_of_states = {name: np.diff(_below(runs, edges)) / widths for name, runs in _present(row).items()}
+    return {**shares_of_states, "dropped": np.clip(1 - sum(shares_of_states.values()), 0, 1)}
 
 
 def read_turns(path: Path) -> list[Row]:
-    """Rows of the last conversation in a file of `sp chat --out`. ConfigError for what is no such file."""
+    """Read the rows of the last conversation in a file of `sp chat --out`. ConfigError if it is no such file."""
     rows = list(read_jsonl(path))
     for number, row in enumerate(rows, 1):
         if not _is_turn(row):
-            raise ConfigError(f"{path}, line {number}: no turn of a conversation; name a file of sp chat --out")
+            raise ConfigError(f"{path}, line {number}: not a turn of a conversation; name a file of sp chat --out")
     if not rows:
         raise ConfigError(f"{path} is empty; name a file of sp chat --out")
     return [row for row in rows if row.get("conversation") == rows[-1].get("conversation")]
 
 
 def _present(row: Row) -> dict[str, Runs]:
-    back = [(each["start"], each["end"]) for each in row["recall"]]
+    back = [(excerpt["start"], excerpt["end"]) for excerpt in row["recall"]]
     return {"cached": row["spans"]["cached"], "kept": row["spans"]["kept"], "recalled": back}
 
 
-def _below(runs: Runs, at: Doubles) -> Doubles:
-    """Tokens of ascending runs that lie below each place."""
+def _below(runs: Runs, edges: Doubles) -> Doubles:
+    """Return for each edge the number of tokens of ascending runs that are below it."""
+    # Starts and ends alternate: the count rises by one per token from a start to its end, and is flat elsewhere.
     ends = np.array(runs, np.float64).reshape(-1)
     sizes = np.cumsum(np.diff(ends, prepend=0.0) * (np.arange(len(ends)) % 2))
-    below: Doubles = np.interp(at, np.concatenate([[0.0], ends]), np.concatenate([[0.0], sizes]))
+    below: Doubles = np.interp(edges, np.concatenate([[0.0], ends]), np.concatenate([[0.0], sizes]))
     return below
 
 
-def _draw_turn(axes: Axes, at: int, row: Row, columns: Doubles) -> None:
+def _draw_turn(axes: Axes, place: int, row: Row, columns: Doubles) -> None:
     edges = np.append(columns[columns < row["prompt"]], row["prompt"])
-    low = np.full(len(edges) - 1, at + BAR / 2)  # the axis points down
+    low = np.full(len(edges) - 1, place + BAR / 2)  # the axis points down
     for name, part in shares(row, edges).items():
         high = low - BAR * part
-        axes.stairs(high, edges, baseline=low, fill=True, color=STATES[name], linewidth=0, label=f"{at}:{name}")
+        axes.stairs(high, edges, baseline=low, fill=True, color=STATES[name], linewidth=0, label=f"{place}:{name}")
         low = high
-    for each in row["recall"]:
-        _mark_run(axes, each["start"], each["end"], at - 0.41, "v", STATES["recalled"], True)
+    for excerpt in row["recall"]:
+        _mark_run(axes, excerpt["start"], excerpt["end"], place - 0.41, "v", STATES["recalled"], True)
     present = sorted([*run] for runs in _present(row).values() for run in runs)
     for start, end in row["spans"]["needle"]:
-        there = sum(max(0, min(b, end) - max(a, start)) for a, b in present) == end - start
-        _mark_run(axes, start, end, at + 0.41, "^", INK, there)
+        complete = sum(max(0, min(b, end) - max(a, start)) for a, b in present) == end - start
+        _mark_run(axes, start, end, place + 0.41, "^", INK, complete)
 
 
 def _mark_run(axes: Axes, start: int, end: int, y: float, marker: str, colour: str, filled: bool) -> None:
@@ -245,34 +258,36 @@ def _mark_run(axes: Axes, start: int, end: int, y: float, marker: str, colour: s
 
 
 def _handles(rows: Sequence[Row]) -> list[Patch | Line2D]:
-    """The legend's entries; marks only where there are such."""
+    """Return the entries of the legend; those of needles only if there are any."""
     names = {"cached": "cached", "kept": "new, kept", "recalled": "recalled", "dropped": "left out"}
-    found: list[Patch | Line2D] = [Patch(color=STATES[name], label=said) for name, said in names.items()]
+    handles: list[Patch | Line2D] = [Patch(color=STATES[name], label=label) for name, label in names.items()]
     if any(row["spans"]["needle"] for row in rows):
-        for said, face in (("needle, read", INK), ("needle, left out", "white")):
-            found.append(Line2D([], [], color=INK, marker="^", markersize=3, markeredgewidth=0.5,
-                                markerfacecolor=face, linestyle="none", label=said))  # fmt: skip
-    return found
+        for label, face in (("needle, read", INK), ("needle, left out", "white")):
+            handles.append(Line2D([], [], color=INK, marker="^", markersize=3, markeredgewidth=0.5,
+                                markerfacecolor=face, linestyle="none", label=label))  # fmt: skip
+    return handles
 
 
 def _is_turn(row: Row) -> bool:
-    spans, back = row.get("spans"), row.get("recall")
+    spans, recall = row.get("spans"), row.get("recall")
     end: Any = row.get("prompt")
-    if not (isinstance(spans, dict) and isinstance(back, list) and all(isinstance(each, dict) for each in back)):
+    if not (
+        isinstance(spans, dict) and isinstance(recall, list) and all(isinstance(excerpt, dict) for excerpt in recall)
+    ):
         return False
     if not (_whole(end, row.get("read"), row.get("turn")) and 0 < end < MOST):
         return False
     lists = [spans.get(name) for name in ("cached", "kept", "needle")]
-    lists.append([[each.get("start"), each.get("end")] for each in back])
+    lists.append([[excerpt.get("start"), excerpt.get("end")] for excerpt in recall])
     return all(_are_runs(runs, end, number != 2) for number, runs in enumerate(lists))
 
 
-def _are_runs(runs: Any, end: int, apart: bool) -> bool:
-    """Whether these are runs of tokens below `end`; those that are `apart` ascend and share none."""
+def _are_runs(runs: Any, end: int, disjoint: bool) -> bool:
+    """Return True if these are runs of tokens below `end`, and if `disjoint` also ascending without overlap."""
     if not (isinstance(runs, list) and all(isinstance(run, list) and len(run) == 2 and _whole(*run) for run in runs)):
         return False
-    return all(0 <= a < b <= end for a, b in runs) and (not apart or all(a[1] <= b[0] for a, b in pairwise(runs)))
+    return all(0 <= a < b <= end for a, b in runs) and (not disjoint or all(a[1] <= b[0] for a, b in pairwise(runs)))
 
 
 def _whole(*values: Any) -> bool:
-    return all(whole(each) is not None for each in values)
+    return all(whole(value) is not None for value in values)

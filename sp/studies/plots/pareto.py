@@ -1,4 +1,4 @@
-"""Accuracy by keep ratio: forests of strategies, the front of accuracy and time, and needles by depth."""
+"""Plots of accuracy by keep ratio: forest plots, accuracy over time or kept tokens, stages, and needles by depth."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sp.studies.figures import (
     NEEDLE_COLOURS,
     SMALLEST,
     Look,
-    apart,
     hatch_lower_half,
     looks,
     plain_log,
+    series_factor,
     tidy,
     tokens_label,
 )
@@ -31,7 +31,10 @@ from sp.studies.sweep.store import Row
 
 
 def forest_figure(table: Table, keep: float) -> Figure:
-    """Right answers with Wilson 95 % intervals, a panel a length, pooled over tasks; the band is the full prefill's."""
+    """Draw the right answers of every strategy, pooled over tasks, with Wilson 95 % intervals and a panel per length.
+
+    The vertical band is the interval of the full prefill.
+    """
     lengths, names = table.values("tokens_asked"), table.strategies()
     styles = looks(names)
     columns = min(3, len(lengths))
@@ -40,12 +43,14 @@ def forest_figure(table: Table, keep: float) -> Figure:
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     groups = table.groups("tokens_asked", keep=[keep])
     for axes, tokens in zip(grid.flat, lengths, strict=False):
-        mine = {key[0]: group for key, group in groups.items() if key[1] == tokens}
+        by_strategy = {key[0]: group for key, group in groups.items() if key[1] == tokens}
         for place, name in enumerate(names):
-            if name in mine:
-                _line(axes, place, mine[name], styles[name].colour, styles[name].marker, full=name.startswith(FULL))
-        sizes = [group.n for group in mine.values()]
-        axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_told(sizes)}", fontsize=9)
+            if name in by_strategy:
+                _line(
+                    axes, place, by_strategy[name], styles[name].colour, styles[name].marker, full=name.startswith(FULL)
+                )
+        sizes = [group.n for group in by_strategy.values()]
+        axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_text(sizes)}", fontsize=9)
         axes.set_xlim(-3, 103)
         axes.set_yticks(range(len(names)), names, fontsize=8)
         tidy(axes)
@@ -56,7 +61,7 @@ def forest_figure(table: Table, keep: float) -> Figure:
 
 
 def _label_lowest(grid: npt.NDArray[np.object_], panels: int, label: str) -> None:
-    """Of a grid of so many panels, those at the bottom; the places behind them stay empty."""
+    """Label the x axis of the lowest panel of every column, and hide the unused places of the grid."""
     rows, columns = grid.shape
     for axes in grid.flat[panels:]:
         axes.set_visible(False)
@@ -66,15 +71,15 @@ def _label_lowest(grid: npt.NDArray[np.object_], panels: int, label: str) -> Non
         grid[last, column].tick_params(labelbottom=True)
 
 
-def sizes_told(sizes: list[int]) -> str:
-    """How many examples a point rests on."""
+def sizes_text(sizes: list[int]) -> str:
+    """Return the number of examples per point as text."""
     if max(sizes) == 1:
-        return "n = 1: one example a point"
+        return "n = 1: one example per point"
     return f"n = {min(sizes)}" if min(sizes) == max(sizes) else f"n = {min(sizes)} to {max(sizes)}"
 
 
 def _line(axes: Axes, place: int, group: Group, colour: str, marker: str, *, full: bool) -> None:
-    """One strategy; of one example the point is hollow and has no interval."""
+    """Draw one strategy; the point of a single example is hollow and has no interval."""
     value, bounds = 100 * group.accuracy, 100 * np.array(group.interval)
     if full:
         axes.axvspan(*bounds, color=colour, alpha=0.08, linewidth=0)
@@ -91,34 +96,34 @@ STAGES = {
     "target prefill": ("prefill_s",),
 }
 COLOURS = ("#868e96", "#1c7ed6", "#2f9e44", "#f08c00", "#dee2e6")
-STAGE_HATCHES = ("", "", "///", "", "")  # green beside orange: told by its hatch, too
+STAGE_HATCHES = ("", "", "///", "", "")  # green is next to orange, so it also has a hatch, for red-green blindness
 
 
 def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
-    """Medians of each stage's seconds at one length and keep ratio; `other` is what the stages leave of the total."""
+    """Draw median seconds by stage at one length and keep ratio; `other` is the rest of the total."""
     groups = table.groups("tokens_asked", keep=[keep])
-    mine = {key[0]: group for key, group in groups.items() if key[1] == tokens}
-    names = list(mine)
+    by_strategy = {key[0]: group for key, group in groups.items() if key[1] == tokens}
+    names = list(by_strategy)
     figure = Figure(figsize=(7.5, 0.32 * len(names) + 1.3), layout="constrained")
     axes = figure.subplots()
-    left = np.zeros(len(names))
-    totals = np.array([mine[name].median("ttft_s") or 0.0 for name in names])
+    ends = np.zeros(len(names))
+    totals = np.array([by_strategy[name].median("ttft_s") or 0.0 for name in names])
     parts = {
-        label: np.array([sum(mine[name].median(column) or 0.0 for column in columns) for name in names])
+        label: np.array([sum(by_strategy[name].median(column) or 0.0 for column in columns) for name in names])
         for label, columns in STAGES.items()
     }
     parts["other"] = np.maximum(totals - np.sum(list(parts.values()), axis=0), 0)
     for (label, seconds), colour, hatch in zip(parts.items(), COLOURS, STAGE_HATCHES, strict=True):
         axes.barh(
-            names, seconds, left=left, facecolor=colour, edgecolor="white", linewidth=0, hatch=hatch, height=0.7,
+            names, seconds, left=ends, facecolor=colour, edgecolor="white", linewidth=0, hatch=hatch, height=0.7,
             label=label,
         )  # fmt: skip
-        left += seconds
-    for row, (end, total) in enumerate(zip(left, totals, strict=True)):
+        ends += seconds
+    for row, (end, total) in enumerate(zip(ends, totals, strict=True)):
         axes.text(end, row, f" {total:.3g} s", va="center", fontsize=8, color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("seconds until the first token (medians)", fontsize=9)
-    axes.set_xlim(0, 1.13 * left.max())
+    axes.set_xlim(0, 1.13 * ends.max())
     axes.set_title(f"{tokens_label(tokens)} tokens, keep ratio {keep:g}", fontsize=10, loc="left")
     tidy(axes)
     axes.grid(False, axis="y")
@@ -127,31 +132,33 @@ def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
 
 
 Cost = Literal["kept_tokens", "ttft_s"]
-LABELS = {"kept_tokens": "kept tokens (mean; drawn a little apart)", "ttft_s": "time to first token (s, median)"}
+LABELS = {"kept_tokens": "kept tokens (mean; shifted slightly)", "ttft_s": "time to first token (s, median)"}
 
 
 def pareto_figure(table: Table, cost: Cost) -> Figure:
-    """One line a strategy, one point a keep ratio, pooled over tasks; bars are Wilson 95 % intervals. The full prefill
-    is the star, and the band its interval."""
+    """Draw accuracy over cost: a line per strategy, a point per keep ratio, pooled over tasks, a panel per length.
+
+    Bars are Wilson 95 % intervals. The full prefill is the star, and the band its interval.
+    """
     lengths = table.values("tokens_asked")
     names = table.strategies()
     others = [name for name in names if not name.startswith(FULL)]
     styles = looks(names)
     columns = min(3, len(lengths))
     rows = -(-len(lengths) // columns)
-    height = max(2.9 * rows + 0.3, 0.19 * len(names) + 0.4)  # the legend has a line a strategy
+    height = max(2.9 * rows + 0.3, 0.19 * len(names) + 0.4)  # the legend has a line per strategy
     figure = Figure(figsize=(3.1 * columns + 2.3, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     groups = table.groups("tokens_asked", "keep_ratio")
     for axes, tokens in zip(grid.flat, lengths, strict=False):
         for name in names:
-            mine = {key[2]: group for key, group in groups.items() if key[0] == name and key[1] == tokens}
-            if mine:
+            by_ratio = {key[2]: group for key, group in groups.items() if key[0] == name and key[1] == tokens}
+            if by_ratio:
                 full = name.startswith(FULL)
-                aside = 1.0 if full or cost != "kept_tokens" else apart(others.index(name), len(others))
-                _curve(axes, [mine[keep] for keep in sorted(mine)], styles[name], cost, aside, full=full)
+                factor = 1.0 if full or cost != "kept_tokens" else series_factor(others.index(name), len(others))
+                _curve(axes, [by_ratio[keep] for keep in sorted(by_ratio)], styles[name], cost, factor, full=full)
         sizes = [group.n for key, group in groups.items() if key[1] == tokens]
-        axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_told(sizes)}", fontsize=9)
+        axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_text(sizes)}", fontsize=9)
         axes.set_ylim(-3, 103)
         tidy(axes)
         low, high = axes.get_xlim()
@@ -167,9 +174,9 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, aside: float, *, full: bool) -> None:
-    found = [group.mean(cost) if cost == "kept_tokens" else group.median(cost) for group in groups]
-    x = aside * np.array([value or np.nan for value in found])
+def _curve(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, factor: float, *, full: bool) -> None:
+    costs = [group.mean(cost) if cost == "kept_tokens" else group.median(cost) for group in groups]
+    x = factor * np.array([value or np.nan for value in costs])
     y = 100 * np.array([group.accuracy for group in groups])
     bounds = 100 * np.array([group.interval for group in groups])
     if full:
@@ -183,7 +190,7 @@ def _curve(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, aside: f
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers 1, 2, 5 times powers of ten, at most about seven of them."""
+    """Return ticks of 1, 2 and 5 times powers of ten, or only powers of ten if those are more than seven."""
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     ticks = [m * 10.0**e for e in decades for m in (1, 2, 5) if low <= m * 10.0**e <= high]
     return ticks if len(ticks) <= 7 else [tick for tick in ticks if f"{tick:e}".startswith("1")]
@@ -195,13 +202,13 @@ MEASURES = {
     "needle_margin": ("margin of the needle's chunk", (-1.0, 1.0)),
 }
 BINS = 10
-SINGLE = "*"  # behind the value of a cell of one example, where others have more
+SINGLE = "*"  # after the value of a cell with one example, if other cells have more
 
 Doubles = npt.NDArray[np.float64]
 
 
 def depth_rows(depths: Sequence[float]) -> tuple[list[str], Doubles]:
-    """Rows of the map: the depths of the examples if they are a grid of at most 21, else ten bins; names and edges."""
+    """Return names and upper edges of the map's rows: the depths if they are a grid of at most 21, else ten bins."""
     grid = sorted(set(depths))
     if len(grid) <= 21 and len(depths) >= 2 * len(grid):
         return [f"{100 * depth:.0f}" for depth in grid], np.array(grid) + 1e-9
@@ -212,21 +219,21 @@ def depth_rows(depths: Sequence[float]) -> tuple[list[str], Doubles]:
 
 
 def heat(rows: Sequence[Row], measure: str, lengths: Sequence[int], edges: Doubles) -> tuple[Doubles, Doubles]:
-    """Means (depths, lengths), NaN where there is no example, and how many examples each rests on."""
+    """Return means (depths, lengths), NaN without an example, and the number of examples of each."""
     total, count = np.zeros((len(edges), len(lengths))), np.zeros((len(edges), len(lengths)))
     column = {length: i for i, length in enumerate(lengths)}
     for row in rows:
         if row.get(measure) is not None:
-            at = int(np.searchsorted(edges, row["depth"])), column[row["tokens_asked"]]
-            total[at] += row[measure]
-            count[at] += 1
+            cell = int(np.searchsorted(edges, row["depth"])), column[row["tokens_asked"]]
+            total[cell] += row[measure]
+            count[cell] += 1
     return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
 
 
 def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str]) -> Figure:
-    """Three maps a strategy at one keep ratio, examples of one task; the full prefill has only its answers."""
-    there = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
-    rows = [{**row, "depth": row.get("asked_depth", row["depth"])} for row in there]
+    """Draw three maps per strategy of one task at one keep ratio; the full prefill has only that of its answers."""
+    with_depth = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
+    rows = [{**row, "depth": row.get("asked_depth", row["depth"])} for row in with_depth]
     lengths = sorted({row["tokens_asked"] for row in rows})
     names, edges = depth_rows(list({row["example"]: row["depth"] for row in rows}.values()))
     width, height = 0.46 * len(lengths) + 1.1, 0.2 * len(names) + 0.65
@@ -234,12 +241,12 @@ def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str
     grid = figure.subplots(len(strategies), len(MEASURES), squeeze=False)
     for line, name in zip(grid, strategies, strict=True):
         full = name.startswith(FULL)
-        mine = [row for row in rows if row["strategy"] == name and (full or row["keep_ratio"] == keep)]
+        own_rows = [row for row in rows if row["strategy"] == name and (full or row["keep_ratio"] == keep)]
         for axes, (measure, (title, limits)) in zip(line, MEASURES.items(), strict=True):
             if full and measure != "correct":
                 axes.axis("off")
                 continue
-            values, count = heat(mine, measure, lengths, edges)
+            values, count = heat(own_rows, measure, lengths, edges)
             draw_map(axes, values, limits, count)
             axes.set_xticks(range(len(lengths)), [tokens_label(n) for n in lengths], rotation=45, fontsize=8)
             axes.set_yticks(range(len(names)), names if axes is line[0] else [], fontsize=SMALLEST)
@@ -254,12 +261,14 @@ def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str
         bar.set_label(title, fontsize=8)
         bar.ax.tick_params(labelsize=8)
         bar.ax.axvspan(limits[0], sum(limits) / 2, fill=False, hatch=HATCH, edgecolor="white", alpha=0.4, linewidth=0)
-    figure.suptitle(f"{task}: depth over prompt tokens, keep ratio {keep:g}; hatched: below the middle", fontsize=10)
+    figure.suptitle(
+        f"{task}: depth over prompt tokens, keep ratio {keep:g}; hatched: lower half of the scale", fontsize=10
+    )
     return figure
 
 
 def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float], count: Doubles) -> None:
-    """A heat map with its values written in; grey where nothing was measured, marked where one example was."""
+    """Draw a heat map with its values; cells without an example are grey, those of a single one are marked."""
     mixed = count.max() > 1
     axes.set_facecolor("#e9ecef")
     axes.imshow(values, cmap=NEEDLE_COLOURS, vmin=limits[0], vmax=limits[1], aspect="auto", interpolation="nearest")
@@ -276,9 +285,9 @@ def draw_map(axes: Axes, values: Doubles, limits: tuple[float, float], count: Do
 
 
 def span(count: Doubles) -> str:
-    """Smallest and largest number of examples of a cell, and what that says where it is one."""
+    """Return the smallest and largest number of examples per cell as text, and the meaning of `SINGLE` if used."""
     low, high = int(count.min()), int(count.max())
     if high == 1:
-        return "one example a cell" if low else "at most one example a cell"
-    told = f"n = {low} a cell" if low == high else f"n = {low} to {high} a cell"
-    return told + (f"; {SINGLE} one example" if (count == 1).any() else "")
+        return "one example per cell" if low else "at most one example per cell"
+    text = f"n = {low} per cell" if low == high else f"n = {low} to {high} per cell"
+    return text + (f"; {SINGLE} one example" if (count == 1).any() else "")

@@ -1,4 +1,4 @@
-"""Times as pictures: stages and memory of a first token, and decoding."""
+"""Plots of times: stages and memory until the first token, and decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sp.errors import ConfigError
 from sp.kernels.machine import machine_slug
 from sp.scoring.base import attending
 from sp.session.measured import precisions_text, target_alone
-from sp.studies.figures import COLOURS, INK, MARKERS, PictureFormat, apart, plain_log, save_figure, tidy
+from sp.studies.figures import COLOURS, INK, MARKERS, PictureFormat, plain_log, save_figure, series_factor, tidy
 from sp.studies.tables.decode_table import SETTING, of_decoding
 from sp.studies.tables.lookup import GIB, Record
 
@@ -32,20 +32,20 @@ STAGE_COLOURS = {
     "other": "#ced4da",
 }
 MOVES = {"offload": "#e03131", "onload": "#9c36b5"}
-"""Colours of what a residency does beside the stages."""
-SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # of stages not named above
-SPARE_HATCH = "///"  # of the same: their reds and greens look alike to some eyes
+"""Colours of offloading and onloading by the memory manager, which are drawn in addition to the stages."""
+SPARE = ("#d6336c", "#e599f7", "#5c940d", "#a9e34b")  # colours of other stages
+SPARE_HATCH = "///"  # of other stages, whose reds and greens look alike with red-green blindness
 LONG = 2.5  # a full prefill this many times the longest compressed request adds a panel that enlarges the latter
-ROOM = 1.15  # where a broken bar ends in that panel, in units of the longest compressed request
+ROOM = 1.15  # end of a broken bar in that panel, in units of the longest compressed request
 BREAK_MARK = "break mark"  # gid of the white gap in a broken bar
 
 
 def draw_stages(records: Sequence[Record], path: Path) -> Path:
-    """Draw `ttft` records as bars of stages, one panel per prompt length, on one scale that starts at zero.
+    """Draw `ttft` records as bars of stages, with a panel per prompt length, on one scale that starts at zero.
 
-    Where the full prefill takes `LONG` times as long as the slowest compressed request, a second panel enlarges the
-    latter; bars that would leave it are broken, with a visible gap, and say their whole time. ConfigError if no record
-    has a time.
+    If the full prefill takes `LONG` times as long as the slowest compressed request, a second panel enlarges the
+    latter. Bars that are longer than this panel are broken by a visible gap, and labelled with their whole time.
+    ConfigError if no record has a time.
     """
     timed = [record for record in records if record["metrics"].get("ttft_s")]
     if not timed:
@@ -66,7 +66,7 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
             line[1].set_visible(bool(compressed))
             if compressed:
                 _bars(line[1], ordered, colours, ROOM * longest(compressed))
-                line[1].set_title("enlarged; a bar with a gap is longer", fontsize=9, loc="left", color=INK)
+                line[1].set_title("enlarged; bars with a gap are longer", fontsize=9, loc="left", color=INK)
     for column in range(columns):
         last = [axes for axes in grid[:, column] if axes.get_visible()][-1]
         last.set_xlabel("seconds to the first token (median)")
@@ -78,37 +78,39 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
 
 
 def draw_memory(records: Sequence[Record], path: Path) -> Path:
-    """Draw `ttft_memory` records: bytes in use while one request ran, its stages, and the limit it had. ConfigError
-    when there is no record with samples."""
-    seen = [record for record in records if record["samples"]]
-    if not seen:
+    """Draw `ttft_memory` records: bytes in use during a request, its stages, and the limit of GPU memory.
+
+    ConfigError if no record has samples.
+    """
+    sampled = [record for record in records if record["samples"]]
+    if not sampled:
         raise ConfigError("no memory timeline to draw; measure one with sp bench ttft --plots")
-    figure = Figure(figsize=(9.0, 0.8 + 2.1 * len(seen)), layout="constrained")
-    grid = figure.subplots(len(seen), 1, squeeze=False)[:, 0]
-    colours = {name: colour for name, colour in stage_colours(seen).items() if name != "other"}
-    for axes, record in zip(grid, seen, strict=True):
+    figure = Figure(figsize=(9.0, 0.8 + 2.1 * len(sampled)), layout="constrained")
+    grid = figure.subplots(len(sampled), 1, squeeze=False)[:, 0]
+    colours = {name: colour for name, colour in stage_colours(sampled).items() if name != "other"}
+    for axes, record in zip(grid, sampled, strict=True):
         _timeline(axes, record, colours)
-    grid[-1].set_xlabel("seconds; memory as the host asked for it, ahead of the device's work")
+    grid[-1].set_xlabel("seconds; allocations by host time, which is ahead of the GPU")
     handles = [Patch(color=colour, alpha=0.35, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, fontsize=8, frameon=False, ncols=min(6, len(handles)), loc="outside lower center")
     return save_figure(figure, path, dpi=180)
 
 
 def stage_colours(records: Sequence[Record]) -> dict[str, str]:
-    """A colour for every stage that takes at least a thousandth of some request, known stages first."""
+    """Return a colour for every stage that takes at least a thousandth of some request, known stages first."""
     names = dict.fromkeys(
         name
         for record in records
         for name, seconds in record["metrics"]["stages"].items()
         if name != "decode" and seconds >= 1e-3 * record["metrics"]["ttft_s"]
     )
-    fresh = [name for name in names if name not in STAGE_COLOURS]
-    found = {name: colour for name, colour in STAGE_COLOURS.items() if name in names}
-    return found | {name: SPARE[i % len(SPARE)] for i, name in enumerate(fresh)}
+    others = [name for name in names if name not in STAGE_COLOURS]
+    known = {name: colour for name, colour in STAGE_COLOURS.items() if name in names}
+    return known | {name: SPARE[i % len(SPARE)] for i, name in enumerate(others)}
 
 
 def label_of(config: Mapping[str, Any]) -> str:
-    """What a bar is, in a few words."""
+    """Return the label of a bar: engine, keep ratio, scorer, precision and memory limit."""
     if config.get("engine"):
         return f"{config['engine']}, full prefill"
     if config["keep_ratio"] == 1:
@@ -119,7 +121,7 @@ def label_of(config: Mapping[str, Any]) -> str:
 
 
 def hatch_of(stage: str) -> str:
-    """Hatch of a stage's bar: none for the stages of `STAGE_COLOURS`."""
+    """Return the hatch of a stage's bar, which is empty for the stages of `STAGE_COLOURS`."""
     return "" if stage in STAGE_COLOURS else SPARE_HATCH
 
 
@@ -129,7 +131,7 @@ def longest(panel: Sequence[Record]) -> float:
 
 
 def enlarged(panel: Sequence[Record]) -> list[Record]:
-    """Compressed requests that a far longer full prefill would leave no room; empty where it is not far longer."""
+    """Return the compressed requests if the full prefill takes more than `LONG` times as long, else an empty list."""
     compressed = [record for record in panel if record["config"]["keep_ratio"] < 1]
     return compressed if compressed and longest(panel) > LONG * longest(compressed) else []
 
@@ -138,23 +140,23 @@ def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room:
     """Draw one bar per record. A bar longer than `room`, in seconds, is broken there; None breaks none."""
     room = longest(panel) if room is None else room
     for row, record in enumerate(panel):
-        left, total = 0.0, record["metrics"]["ttft_s"]
+        end, total = 0.0, record["metrics"]["ttft_s"]
         broken = total > room
         for name, colour in colours.items():
             seconds = record["metrics"]["stages"].get(name, 0.0)
-            seconds = min(seconds, room - left) if broken else seconds
+            seconds = min(seconds, room - end) if broken else seconds
             axes.barh(
-                row, seconds, left=left, facecolor=colour, edgecolor="white", hatch=hatch_of(name), linewidth=0,
+                row, seconds, left=end, facecolor=colour, edgecolor="white", hatch=hatch_of(name), linewidth=0,
                 height=0.72,
             )  # fmt: skip
-            left += seconds
+            end += seconds
         if broken:
             _break_mark(axes, row, room)
         full = record["metrics"].get("full_ttft_s")
         label = f" {total:.3g} s"
         if full and record["config"]["keep_ratio"] < 1:
             label += f", {full / total:.1f}x"
-        axes.text(left if broken else max(total, left), row, label, va="center", fontsize=8, color=INK)
+        axes.text(end if broken else max(total, end), row, label, va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(panel)), [label_of(record["config"]) for record in panel], fontsize=8)
     axes.set_xlim(0, 1.3 * min(room, longest(panel)))
     axes.invert_yaxis()
@@ -162,9 +164,9 @@ def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room:
 
 
 def _break_mark(axes: Axes, row: int, end: float) -> None:
-    """Cut a slanted white gap with dark edges through the bar of a row, shortly before where it ends."""
-    left, wide, slant, tall = 0.9 * end, 0.02 * end, 0.02 * end, 0.44
-    edges = [((x, x + slant), (row + tall, row - tall)) for x in (left, left + wide)]
+    """Cut a slanted white gap with dark edges through the bar of a row, shortly before its end."""
+    start, width, slant, half_height = 0.9 * end, 0.02 * end, 0.02 * end, 0.44
+    edges = [((x, x + slant), (row + half_height, row - half_height)) for x in (start, start + width)]
     (x1, y1), (x2, y2) = edges
     gap = Polygon(
         [(x1[0], y1[0]), (x1[1], y1[1]), (x2[1], y2[1]), (x2[0], y2[0])], facecolor="white", zorder=4, gid=BREAK_MARK
@@ -186,19 +188,20 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     limit = float(config["vram"].removesuffix("g")) if config.get("vram") else None
     peak = record["metrics"]["peak_bytes"] / GIB
     top = 1.2 * max(peak, max(y) / GIB, limit or 0.0)
-    above = limit if limit and 0.0 <= limit - peak < 0.1 * top else peak  # no word fits between lines so close
-    for height, text, style, at, over, side in (
+    above = limit if limit and 0.0 <= limit - peak < 0.1 * top else peak  # lines so close leave no room for a text
+    for height, text, style, text_x, text_y, side in (
         (peak, f"peak {peak:.1f} GiB", ":", x[-1], above, "right"),
         (limit, f"limit {limit:g} GiB" if limit else "", "--", 0.0, limit, "left"),
     ):
-        if height is not None and over is not None:
+        if height is not None and text_y is not None:
             axes.axhline(height, color=INK, linewidth=0.7, linestyle=style)
-            axes.text(at, over, text, ha=side, va="bottom", fontsize=8, color=INK)
+            axes.text(text_x, text_y, text, ha=side, va="bottom", fontsize=8, color=INK)
     for number, move in enumerate(record["metrics"].get("moves", ())):
         colour = MOVES.get(move["kind"], INK)
         axes.axvspan(move["at"], move["at"] + max(move["seconds"], 0.004 * x[-1]), ymax=0.1, color=colour, linewidth=0)
         text = f"{move['kind']} {move['name']}, {move['nbytes'] / GIB:.1f} GiB"
-        place = move["at"], 0.12 + 0.1 * (number % 3)  # those that follow each other closely stand one above the other
+        # In turn at three heights, so that the texts of moves at nearly the same time do not overlap.
+        place = move["at"], 0.12 + 0.1 * (number % 3)
         axes.annotate(text, place, xycoords=("data", "axes fraction"), fontsize=7, color=colour)
     axes.set_ylim(0, top)
     axes.set_ylabel("GiB in use")
@@ -211,8 +214,11 @@ NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}
 
 
 def draw_decoding(records: Sequence[Record], folder: Path, picture: PictureFormat = "png") -> Iterator[Path]:
-    """One picture a machine, pair, setting and kind of acceptance: ``decode-<target>[-simulated].png``, with what tells
-    them apart where several would have that name. Greedy decoding is a line across; simulated lines are dashed."""
+    """Write a picture per machine, pair, setting and kind of acceptance: ``decode-<target>[-simulated].png``.
+
+    Where several would have the same name, the settings in which they differ are added to it. Greedy decoding is a
+    horizontal line; simulated lines are dashed.
+    """
     groups: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in of_decoding(records):
         config = record["config"]
@@ -220,10 +226,10 @@ def draw_decoding(records: Sequence[Record], folder: Path, picture: PictureForma
             name = f"decode-{_slug(Path(config['model']).stem)}" + "-simulated" * (config["mode"] == SIMULATED)
             groups[name, machine_slug(record), *(str(config[key]) for key in ("draft", *SETTING))].append(record)
     folder.mkdir(parents=True, exist_ok=True)
-    for (name, *how), group in sorted(groups.items()):
+    for (name, *settings), group in sorted(groups.items()):
         alike = [key[1:] for key in groups if key[0] == name]
-        apart = [_slug(part) for i, part in enumerate(how) if len({other[i] for other in alike}) > 1]
-        yield save_figure(figure_of(group), folder / f"{'-'.join([name, *apart])}.{picture}")
+        differing = [_slug(part) for i, part in enumerate(settings) if len({other[i] for other in alike}) > 1]
+        yield save_figure(figure_of(group), folder / f"{'-'.join([name, *differing])}.{picture}")
 
 
 def _slug(text: str) -> str:
@@ -231,7 +237,7 @@ def _slug(text: str) -> str:
 
 
 def figure_of(records: Sequence[Record]) -> Figure:
-    """Tokens a pass, tokens a second and, of real acceptance, tokens a pass by task."""
+    """Draw tokens per pass, tokens per second and, if acceptance is real, tokens per pass by task."""
     config = records[0]["config"]
     simulated = config["mode"] == SIMULATED
     tasks = [] if simulated else list(dict.fromkeys(t for r in records for t in r["metrics"]["by_task"]))
@@ -241,13 +247,13 @@ def figure_of(records: Sequence[Record]) -> Figure:
     lines: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         lines[record["config"]["method"], record["config"].get("acceptance", "")].append(record)
-    for number, ((method, told), line) in enumerate(lines.items()):
-        label = NAMES.get(method, method) + (f", {told}" if told else "")
+    for number, ((method, acceptance), line) in enumerate(lines.items()):
+        label = NAMES.get(method, method) + (f", {acceptance}" if acceptance else "")
         look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": label}
-        look |= {"linestyle": "--", "markerfacecolor": "none"} if told else {}
-        aside = apart(number, len(lines))
-        _line(axes[0], line, "acceptance_length", "acceptance_low", "acceptance_high", look, aside)
-        _line(axes[1], line, "tok_s", "tok_s_low", "tok_s_high", look, aside)
+        look |= {"linestyle": "--", "markerfacecolor": "none"} if acceptance else {}
+        factor = series_factor(number, len(lines))
+        _line(axes[0], line, "acceptance_length", "acceptance_low", "acceptance_high", look, factor)
+        _line(axes[1], line, "tok_s", "tok_s_low", "tok_s_high", look, factor)
     axes[0].axhline(1, color=INK, linewidth=0.9, linestyle=":")
     greedy = records[0]["metrics"]["greedy_tok_s"]
     axes[1].axhline(greedy, color=INK, linewidth=0.9, linestyle=":", label=f"greedy, {greedy:.0f} tok/s")
@@ -258,40 +264,40 @@ def figure_of(records: Sequence[Record]) -> Figure:
             if r["config"]["method"] == "ddtree" and task in _tasks(r)
         ]
         look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "label": task}
-        aside = apart(number, len(tasks))
-        _line(axes[2], line, "acceptance_length", "acceptance_low", "acceptance_high", look, aside)
-    titles = ["tokens a pass", "tokens a second", "tokens a pass by task, tree"]
-    for each, title in zip(axes, titles, strict=False):
-        each.set_title(f"{title} ({SIMULATED})" if simulated else title, fontsize=9, loc="left", color=INK)
-        each.set_xlabel("guesses a pass (budget; drawn a little apart)", fontsize=8)
-        each.set_ylim(bottom=0)
-        plain_log(each, sorted({r["config"]["budget"] for r in records}))
-        tidy(each)
+        factor = series_factor(number, len(tasks))
+        _line(axes[2], line, "acceptance_length", "acceptance_low", "acceptance_high", look, factor)
+    titles = ["tokens per pass", "tokens per second", "tokens per pass by task, tree"]
+    for panel, title in zip(axes, titles, strict=False):
+        panel.set_title(f"{title} ({SIMULATED})" if simulated else title, fontsize=9, loc="left", color=INK)
+        panel.set_xlabel("draft tokens per pass (budget; shifted slightly)", fontsize=8)
+        panel.set_ylim(bottom=0)
+        plain_log(panel, sorted({r["config"]["budget"] for r in records}))
+        tidy(panel)
     if tasks:
         axes[2].set_ylim(top=1.4 * axes[2].get_ylim()[1])
         axes[2].legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
     handles, labels = axes[1].get_legend_handles_labels()
-    how = {"title": SIMULATED, "title_fontsize": 7.5} if simulated else {}
-    figure.legend(handles, labels, fontsize=7.5, frameon=False, ncols=3, loc="outside lower center", **how)
+    legend_title = {"title": SIMULATED, "title_fontsize": 7.5} if simulated else {}
+    figure.legend(handles, labels, fontsize=7.5, frameon=False, ncols=3, loc="outside lower center", **legend_title)
     where = records[0].get("gpu") or records[0]["cpu"]
     figure.suptitle(
-        f"{config['model']} with {config['draft']}, {config['context']:,} tokens read before, {where}"
+        f"{config['model']} with {config['draft']}, {config['context']:,} tokens of context, {where}"
         "; bars: 95 % bootstrap", fontsize=9,
     )  # fmt: skip
     return figure
 
 
 def _tasks(record: Record) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = record["metrics"]["by_task"]
-    return found
+    by_task: Mapping[str, Any] = record["metrics"]["by_task"]
+    return by_task
 
 
 def _line(
-    axes: Axes, records: Sequence[Record], name: str, low: str, high: str, look: Mapping[str, Any], aside: float
+    axes: Axes, records: Sequence[Record], name: str, low: str, high: str, look: Mapping[str, Any], factor: float
 ) -> None:
-    """One line with intervals, by budget, drawn aside so that equal ones are all seen."""
+    """Draw a line with intervals by budget. `factor` shifts it in x, so that equal lines do not cover each other."""
     ordered = sorted(records, key=lambda r: r["config"]["budget"])
-    x = [aside * r["config"]["budget"] for r in ordered]
+    x = [factor * r["config"]["budget"] for r in ordered]
     y = [r["metrics"][name] for r in ordered]
     below = [max(0.0, r["metrics"][name] - r["metrics"][low]) for r in ordered]
     above = [max(0.0, r["metrics"][high] - r["metrics"][name]) for r in ordered]
