@@ -119,7 +119,7 @@ def test_one_process_is_claimed_only_where_the_records_tell() -> None:
 def test_the_first_request_of_a_process_is_told_with_what_it_compiled() -> None:
     cold = record(32768, 0.05, 0.5)
     cold["metrics"] |= {"cold_ttft_s": 5.25, "cold_compiled": 23}
-    assert "The first of a process, with 23 kernels to compile, took 5.25 s." in headline([cold])
+    assert "The first request of a process, with 23 kernels to compile, took 5.25 s." in headline([cold])
 
 
 def test_machines_stand_apart_and_failures_are_left_out() -> None:

@@ -27,7 +27,7 @@ DECODED = (
     "keep_ratio scorer selector compress threshold sparse positions mapping mark_omitted decode max_new_tokens seed"
 )
 MAIN = (
-    "method", "guesses", "simulated acceptance", "tokens a pass", "tok/s", "against greedy",
+    "method", "draft tokens", "simulated acceptance", "tokens per pass", "tok/s", "against greedy",
     "pass", "nodes", "pass (ms)", "in greedy steps", "draft step (ms)",
 )  # fmt: skip
 

@@ -210,7 +210,7 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}
+NAMES = {"dflash": "chain (dflash)", "ddtree": "tree (ddtree)"}  # labels of decoding methods
 
 
 def draw_decoding(records: Sequence[Record], folder: Path, picture: PictureFormat = "png") -> Iterator[Path]:

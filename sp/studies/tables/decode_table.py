@@ -1,4 +1,4 @@
-"""`decode` and `verify` records as tables: acceptance and speed by budget, acceptance by task, parts of a round."""
+"""Tables of `decode` and `verify` records: acceptance and speed by budget, acceptance by task, parts of a round."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sp.bench.simulate import SIMULATED
 from sp.kernels.machine import machine_slug
 from sp.studies.tables.lookup import Record, age, markdown
 
-TableParts = tuple[str, list[str], list[list[str]], int]  # title, heads, cells, and how many columns are text
+TableParts = tuple[str, list[str], list[list[str]], int]  # title, heads, cells, number of text columns
 
 NOTHING = "No decoding with a draft is recorded yet; `sp bench decode --record results` makes such records."
 SETTING = ("context", "kv", "path")
-"""Of a configuration: what decoding costs and gives depends on it, so that different ones do not compare."""
-SHOWN = (4, 8, 15, 22, 63)  # budgets on a page; all of them are in the pictures
+"""Keys of a configuration on which acceptance and speed depend: records that differ in one are not comparable."""
+SHOWN = (4, 8, 15, 22, 63)  # budgets on a page; pictures have all
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """One flat row: configuration and numbers."""
+    """Return a flat row of a record: configuration, metrics, and acceptance by task."""
     metrics = record["metrics"]
     flat = {name: value for name, value in metrics.items() if name != "by_task"}
     by_task = metrics.get("by_task", {})
@@ -28,13 +28,15 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def of_decoding(records: Sequence[Record]) -> list[Record]:
-    """The `decode` records that tell how acceptance came about; others time greedy decoding alone."""
+    """Return the `decode` records of speculative runs, which have a `mode`; others only time greedy decoding."""
     return [r for r in records if r.get("bench") == "decode" and "mode" in r["config"]]
 
 
 def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = None) -> Iterator[TableParts]:
-    """The tables that the records fill, pair by pair; real and simulated acceptance never share one. `records`: others
-    than `decode` and `verify` are passed over; `budgets`: rows to show; all if left out."""
+    """Return the tables of `decode` and `verify` records by pair; other records are ignored.
+
+    Real and simulated acceptance have tables of their own. `budgets` are the rows to include, by default all.
+    """
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in [*of_decoding(records), *(r for r in records if r.get("bench") == "verify")]:
         config = record["config"]
@@ -48,16 +50,17 @@ def decode_tables(records: Sequence[Record], budgets: Sequence[int] | None = Non
             yield _speeds([*modes["greedy"], *modes[REAL]], "Real acceptance.")
             yield _by_task(modes[REAL])
         if SIMULATED in modes:
-            yield _speeds([*modes["greedy"], *modes[SIMULATED]], f"Speed with {SIMULATED}: draft and passes ran.")
+            introduction = f"Speed with {SIMULATED}: draft and target passes were run."
+            yield _speeds([*modes["greedy"], *modes[SIMULATED]], introduction)
         if "round" in modes:
             yield _rounds(modes["round"])
 
 
 def decoding(records: Sequence[Record]) -> str:
-    """The tables in Markdown, for a page."""
+    """Return the tables as Markdown, with the budgets in `SHOWN`."""
     parts = []
-    for title, heads, cells, left in decode_tables(records, SHOWN):
-        parts.append(f"{title}\n\n{markdown(heads, cells, left)}")
+    for title, heads, cells, text_columns in decode_tables(records, SHOWN):
+        parts.append(f"{title}\n\n{markdown(heads, cells, text_columns)}")
     return "\n\n".join(parts) or NOTHING
 
 
@@ -65,23 +68,23 @@ def _pair(record: Record) -> str:
     config = record["config"]
     where = record.get("gpu") or record["cpu"]
     return (
-        f"{config['model']} with {config['draft']}; {config['context']:,} tokens read before, KV {config['kv']}, "
+        f"{config['model']} with {config['draft']}; {config['context']:,} tokens of context, KV {config['kv']}, "
         f"path {config['path']}, {where}."
     )
 
 
-def _speeds(records: Sequence[Record], what: str) -> TableParts:
+def _speeds(records: Sequence[Record], introduction: str) -> TableParts:
     simulated = records[-1]["config"]["mode"] == SIMULATED
-    heads = ["method", "guesses", *([SIMULATED] if simulated else [])]
-    left = len(heads)
-    heads += ["tokens a pass", "passes", "tok/s", "against greedy", "ms a pass"]
+    heads = ["method", "draft tokens", *([SIMULATED] if simulated else [])]
+    text_columns = len(heads)
+    heads += ["tokens per pass", "passes", "tok/s", "against greedy", "ms per pass"]
     heads += [] if simulated else ["answers equal to greedy"]
-    title = f"{what} {_pair(records[-1])} In brackets 95 % bootstrap intervals."
-    return title, heads, [_speed(r, simulated) for r in sorted(records, key=_place)], left
+    title = f"{introduction} {_pair(records[-1])} In parentheses 95 % bootstrap intervals."
+    return title, heads, [_speed(r, simulated) for r in sorted(records, key=_place)], text_columns
 
 
 def _place(record: Record) -> tuple[bool, str, int, str]:
-    """Greedy decoding first, budgets upwards: rows that compare stand together, whenever they were recorded."""
+    """Return a sort key: greedy decoding first, then methods by increasing budget."""
     config = record["config"]
     method: str = config["method"]
     return method != "greedy", method, config.get("budget", 0), config.get("acceptance", "")
@@ -92,8 +95,8 @@ def _speed(record: Record, simulated: bool) -> list[str]:
     greedy = config["method"] == "greedy"
     cells = [config["method"], "" if greedy else str(config["budget"])]
     cells += [config.get("acceptance", "")] if simulated else []
-    length = "1" if greedy else spread(m, "acceptance_length", "acceptance_low", "acceptance_high", ".2f")
-    rate = f"{spread(m, 'tok_s', 'tok_s_low', 'tok_s_high', '.1f')}{age(record)}"
+    length = "1" if greedy else with_interval(m, "acceptance_length", "acceptance_low", "acceptance_high", ".2f")
+    rate = f"{with_interval(m, 'tok_s', 'tok_s_low', 'tok_s_high', '.1f')}{age(record)}"
     cells += [length, f"{m['passes']:,}", rate]
     cells += [f"{m['speedup']:.2f}x", f"{m['pass_ms']:.2f}"]
     return cells if simulated else [*cells, f"{m['equal']} of {m['answers']}"]
@@ -105,10 +108,10 @@ def _by_task(records: Sequence[Record]) -> TableParts:
     for record in records:
         by_task = record["metrics"]["by_task"]
         names = "acceptance_length", "acceptance_low", "acceptance_high"
-        lengths = [spread(by_task[task], *names, ".2f") if task in by_task else "" for task in tasks]
+        lengths = [with_interval(by_task[task], *names, ".2f") if task in by_task else "" for task in tasks]
         cells.append([record["config"]["method"], str(record["config"]["budget"]), *lengths])
-    heads = ["method", "guesses", *(f"{task} (n = {n})" for task, n in tasks.items())]
-    return "Tokens a pass by task, real acceptance; n answers.", heads, cells, 2
+    heads = ["method", "draft tokens", *(f"{task} (n = {n})" for task, n in tasks.items())]
+    return "Tokens per pass by task, real acceptance; n answers.", heads, cells, 2
 
 
 def _rounds(records: Sequence[Record]) -> TableParts:
@@ -129,6 +132,6 @@ def _rounds(records: Sequence[Record]) -> TableParts:
     return f"Parts of a round, medians. {_pair(records[0])}", heads, cells, 1
 
 
-def spread(metrics: Mapping[str, Any], name: str, low: str, high: str, form: str) -> str:
-    """A number with its interval."""
+def with_interval(metrics: Mapping[str, Any], name: str, low: str, high: str, form: str) -> str:
+    """Format a metric with its interval."""
     return f"{metrics[name]:{form}} ({metrics[low]:{form}} to {metrics[high]:{form}})"

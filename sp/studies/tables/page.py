@@ -1,4 +1,4 @@
-"""Parts of a page that are made from records: what stands between two marks is written, never edited."""
+"""Sections of a page that are made from records: the text between two marks is generated, not edited by hand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sp.studies.tables.speed_table import (
 )
 from sp.studies.tables.turn_page import turn_rows
 
-TOLD = re.compile(rf" {MARK}\[(?P<date>\S*) (?P<commit>\S*)\]")
-NAMED = 3  # commits that a note names one by one
+AGE_MARK = re.compile(rf" {MARK}\[(?P<date>\S*) (?P<commit>\S*)\]")
+NAMED = 3  # a note lists up to so many commits, else only the first and the last
 
 
 def with_age(records: Sequence[Record]) -> list[Record]:
-    """The records, those of kernels that have changed since told by the key `OLD`.
+    """Return the records, with the key `OLD` in those whose kernels have changed since.
 
-    Records without kernels of ours, as another engine's or a library's, have no age.
+    Records without kernels of ours, such as those of another engine or a library, never have it.
 
     >>> old = {"config": {}, "kernels": ["gone.cu"], "kernel_hash": "0"}
     >>> [OLD in record for record in with_age([old, {"config": {}}])]
@@ -49,16 +49,16 @@ def with_age(records: Sequence[Record]) -> list[Record]:
 
 
 def with_note(text: str) -> str:
-    """Marks made short, and below the text what they mean: when, and at which commits, those figures were measured.
+    """Shorten the marks of older figures, and add a note on the dates and commits of their measurement.
 
     >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1].partition("since ")[2]
     '(measured 2026-11-20, commit abc1234).'
     """
-    found = sorted({(one["date"], one["commit"]) for one in TOLD.finditer(text)})
-    if not found:
+    origins = sorted({(match["date"], match["commit"]) for match in AGE_MARK.finditer(text)})
+    if not origins:
         return text
-    days = list(dict.fromkeys(date for date, _ in found))
-    commits = list(dict.fromkeys(commit for _, commit in found))
+    days = list(dict.fromkeys(date for date, _ in origins))
+    commits = list(dict.fromkeys(commit for _, commit in origins))
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     if len(commits) == 1:
         where = f"commit {commits[0]}"
@@ -67,13 +67,13 @@ def with_note(text: str) -> str:
     else:
         where = f"{len(commits)} commits, {commits[0]} the first and {commits[-1]} the last"
     note = f"{MARK} Older kernels: these, or code that launches them, changed since (measured {when}, {where})."
-    return f"{TOLD.sub(f' {MARK}', text)}\n\n{note}"
+    return f"{AGE_MARK.sub(f' {MARK}', text)}\n\n{note}"
 
 
-class Part(NamedTuple):
-    """One part: the marks it stands between, and what makes it from records.
+class PageSection(NamedTuple):
+    """A generated section: the two marks around it, and the function that makes it from records.
 
-    >>> {part.make([]).partition(" ")[0] for part in PARTS}
+    >>> {section.make([]).partition(" ")[0] for section in PARTS}
     {'No'}
     """
 
@@ -96,32 +96,34 @@ MADE: dict[str, Callable[[Sequence[Any]], str]] = {
     "turns": turn_rows,
 }
 PARTS = tuple(
-    Part(f"<!-- {name}: made by `sp report`, not by hand -->", f"<!-- end of {name} -->", make)
+    PageSection(f"<!-- {name}: made by `sp report`, not by hand -->", f"<!-- end of {name} -->", make)
     for name, make in MADE.items()
 )
 
 
 def fill(page: str, records: Sequence[Any]) -> str:
-    """The page with every part that it has marks for made anew; figures of older kernels are marked and explained.
-    ConfigError: it has marks for none, or see `insert_between`."""
-    wanted = marked(page)
-    if not wanted:
-        raise ConfigError(f"the page has no marks of a part made from records, such as {PARTS[0].begin}")
-    told = with_age(records)
-    for part in wanted:
-        page = insert_between(page, part.begin, part.end, with_note(part.make(told)))
+    """Return the page with all its generated sections made from the records; figures of older kernels are marked.
+
+    ConfigError if it has no marks, or marks that are not in pairs (`insert_between`).
+    """
+    sections = marked(page)
+    if not sections:
+        raise ConfigError(f"the page has no marks of a generated section; add such as {PARTS[0].begin}")
+    dated = with_age(records)
+    for section in sections:
+        page = insert_between(page, section.begin, section.end, with_note(section.make(dated)))
     return page
 
 
-def marked(page: str) -> list[Part]:
-    """The parts that a page has a mark of."""
-    return [part for part in PARTS if part.begin in page or part.end in page]
+def marked(page: str) -> list[PageSection]:
+    """Return the sections of which a page has a mark."""
+    return [section for section in PARTS if section.begin in page or section.end in page]
 
 
 def insert_between(text: str, first: str, last: str, table: str) -> str:
-    """`text` with `table` between two lines of it; ConfigError unless they are there, once each and in order."""
+    """Return `text` with `table` between two of its lines; ConfigError unless it has each once, in this order."""
     head, begin, rest = text.partition(first)
     _, end, tail = rest.partition(last)
     if not begin or not end or first in rest or last in tail or last in head:
-        raise ConfigError(f"the page lacks the two lines {first} and {last}, once each; put them where the table goes")
+        raise ConfigError(f"the page must have the lines {first} and {last} once each; put them around the table")
     return f"{head}{first}\n{table}\n{last}{tail}"

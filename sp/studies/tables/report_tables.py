@@ -1,4 +1,4 @@
-"""Tables of a report in Markdown: accuracy with intervals, differences to the full prefill, what was kept, time."""
+"""Markdown tables of a report: accuracy with intervals, differences to the full prefill, kept text, time."""
 
 from __future__ import annotations
 
@@ -23,58 +23,61 @@ TIMES = ("ttft_s", "full_ttft_s", "speedup", "decode_s")
 
 
 def share(group: Group) -> str:
-    """Accuracy in per cent with its interval."""
+    """Format an accuracy in per cent with its interval."""
     low, high = group.interval
     return f"{100 * group.accuracy:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def points(group: Group) -> str:
-    """Difference to the full prefill in percentage points with its interval."""
+    """Format the difference to the full prefill in percentage points with its interval; empty without a baseline."""
     return _points(group.difference())
 
 
 def oracle_points(group: Group) -> str:
-    """Distance to the best oracle, likewise."""
+    """Format the difference to the best oracle in percentage points with its interval; empty without an oracle."""
     return _points(group.distance())
 
 
-def _points(found: tuple[float, float, float] | None) -> str:
-    if found is None:
+def _points(difference: tuple[float, float, float] | None) -> str:
+    if difference is None:
         return ""
-    mean, low, high = (100 * value for value in found)
+    mean, low, high = (100 * value for value in difference)
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def grid_table(
     table: Table, by: str, show: Callable[[Group], str], *, keep: float | None = None, name: Callable[[Any], str] = str
 ) -> str:
-    """Strategies down, values of one column across; the full prefill first, and once, where the column is the keep
-    ratio."""
+    """Return a table with a row per strategy and a column per value of `by`; the full prefill is first.
+
+    If `by` is the keep ratio, the one result of the full prefill is in every column.
+    """
     groups = table.groups(by, keep=None if keep is None else [keep])
     values = table.values(by)
     rows = []
     for strategy in table.strategies():
-        mine = {key[1]: group for key, group in groups.items() if key[0] == strategy}
-        if not mine:
+        by_value = {key[1]: group for key, group in groups.items() if key[0] == strategy}
+        if not by_value:
             continue
         if by == "keep_ratio" and strategy.startswith(FULL):
-            [whole] = mine.values()
-            mine = dict.fromkeys(values, whole)
-        sizes = sorted({group.n for group in mine.values()})
+            [whole] = by_value.values()
+            by_value = dict.fromkeys(values, whole)
+        sizes = sorted({group.n for group in by_value.values()})
         n = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-        rows.append([strategy, *(show(mine[value]) if value in mine else "" for value in values), n])
+        rows.append([strategy, *(show(by_value[value]) if value in by_value else "" for value in values), n])
     return markdown(["strategy", *(name(value) for value in values), "n"], rows)
 
 
 def kept_table(table: Table, keep: Sequence[float]) -> str:
-    """What the selections kept of prompts and needles, and how the target did with and without the answer's tokens."""
+    """Return a table of the shares of prompts and needles that were kept, and of accuracy with and without the answer's
+    tokens."""
     head = [
         "strategy", "keep ratio", "realised", "kept tokens", "needle kept", "rank", "margin", "answer kept",
         "right if kept", "right if lost", "n",
     ]  # fmt: skip
     rows = []
     for (strategy, ratio), group in table.groups("keep_ratio", keep=keep).items():
-        kept, lost = group.with_answer_selected(True), group.with_answer_selected(False)
+        with_answer, without_answer = group.with_answer_selected(True), group.with_answer_selected(False)
         rows.append(
             [
                 strategy,
@@ -85,8 +88,8 @@ def kept_table(table: Table, keep: Sequence[float]) -> str:
                 number(group.median("needle_rank"), "g"),
                 number(group.median("needle_margin"), "+.2f"),
                 percent(group.mean("given_kept")),
-                f"{share(kept)}, n = {kept.n:,}" if kept.n else "",
-                f"{share(lost)}, n = {lost.n:,}" if lost.n else "",
+                f"{share(with_answer)}, n = {with_answer.n:,}" if with_answer.n else "",
+                f"{share(without_answer)}, n = {without_answer.n:,}" if without_answer.n else "",
                 f"{group.n:,}",
             ]
         )
@@ -94,7 +97,7 @@ def kept_table(table: Table, keep: Sequence[float]) -> str:
 
 
 def time_table(table: Table, keep: float) -> str:
-    """Median seconds to the first token by length, and the median ratio to the full prefill of the same example."""
+    """Return a table of median seconds to the first token by length, and the median speedup over the full prefill."""
 
     def show(group: Group) -> str:
         seconds, gain = group.median("ttft_s"), group.speedup()
@@ -104,7 +107,7 @@ def time_table(table: Table, keep: float) -> str:
 
 
 def decode_table(table: Table, keep: Sequence[float]) -> str:
-    """Tokens that a pass of the target gave where a draft guessed, and the time of decoding."""
+    """Return a table of tokens per pass in speculative decoding, and of the time of decoding."""
     rows = [
         [
             strategy,
@@ -115,23 +118,23 @@ def decode_table(table: Table, keep: Sequence[float]) -> str:
         ]
         for (strategy, ratio), group in table.groups("keep_ratio", keep=keep).items()
     ]
-    return markdown(["strategy", "keep ratio", "tokens a pass", "decoding (s)", "n"], rows)
+    return markdown(["strategy", "keep ratio", "tokens per pass", "decoding (s)", "n"], rows)
 
 
 def cells_csv(table: Table, times: bool = True) -> str:
-    """Every group of one strategy, task, length and keep ratio as a line of CSV, with or without times."""
+    """Return CSV with a line per strategy, task, length and keep ratio, with or without times."""
     out = StringIO()
     columns = [name for name in CSV_COLUMNS if times or name not in TIMES]
     writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for (strategy, task, tokens, ratio), group in table.groups("task", "tokens_asked", "keep_ratio").items():
-        kept = group.with_answer_selected(True)
+        with_answer = group.with_answer_selected(True)
         full = Group(group.baseline, [])
         low, high = group.interval
         line = {
             "strategy": strategy, "task": task, "tokens_asked": tokens, "keep_ratio": ratio, "n": group.n,
             "correct": sum(row["correct"] for row in group.rows), "accuracy": group.accuracy, "low": low, "high": high,
-            "accuracy_given_kept": kept.accuracy if kept.n else None,
+            "accuracy_given_kept": with_answer.accuracy if with_answer.n else None,
             "full_ttft_s": full.median("ttft_s") if full.n else None, "speedup": group.speedup(),
             "ttft_s": group.median("ttft_s"), "needle_rank": group.median("needle_rank"),
             "needle_margin": group.median("needle_margin"), "decode_s": group.median("decode_s"),
@@ -148,5 +151,5 @@ def cells_csv(table: Table, times: bool = True) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share in per cent; nothing for None."""
+    """Format a share in per cent; empty for None."""
     return "" if value is None else f"{100 * value:.1f}"

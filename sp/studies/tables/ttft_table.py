@@ -1,4 +1,4 @@
-"""`ttft` records as rows of a table: seconds to the first token, what they are spent on, and what they are against."""
+"""The table of `ttft` records: seconds to the first token, their stages, and the full prefill."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GROUPS = {
     "select": ("select", "compress"),
     "onload": ("onload target",),
     "prefill": ("target prefill",),
-}  # columns of the table and the stages they add up; a stage not named here counts as `other`
+}  # columns of the table and the stages that they sum; other stages count as `other`
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """One flat row: configuration, medians, and milliseconds of every stage."""
+    """Return a flat row of a record: configuration, medians, and milliseconds of every stage."""
     config, metrics = record["config"], record["metrics"]
     ttft, full = metrics["ttft_s"], metrics.get("full_ttft_s")
     plain = {name: value for name, value in metrics.items() if name not in ("stages", "prompt_tokens")}
@@ -35,22 +35,21 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def cells_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], int]:
-    """Heads, cells and the number of text columns of a table for people. A failed cell says why in place of its
-    time."""
+    """Return heads, cells and the number of text columns of a table; a failed row has its error instead of a time."""
     heads = ["target reads", "scorer", "within", "tokens", "kept", "density", "first token (s)", "against full"]
     heads += [f"{name} (ms)" for name in (*GROUPS, "other")] + ["cold (s)", "peak (GiB)", "decode (tok/s)", "runs"]
     return heads, [_cells(row) for row in rows], 3
 
 
 def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What all rows have in common: models, kernels, cache."""
+    """Return the facts that all rows share: models, kernels, precision, GPUs, cache."""
     drafters = dict.fromkeys(row["drafter"] for row in rows if row["drafter"])
     pair = " with ".join([rows[0]["target"], *drafters])
-    told = next((row for row in rows if row["drafter"]), rows[0])
+    first = next((row for row in rows if row["drafter"]), rows[0])
     facts = (
         ("path", rows[0].get("path")),
-        ("precision", precisions_text(told) or None),
-        ("GPUs", _gpus_text(told)),
+        ("precision", precisions_text(first) or None),
+        ("GPUs", _gpus_text(first)),
         ("kv", rows[0].get("kv")),
         ("tokens decoded", rows[0].get("new_tokens")),
     )
@@ -58,7 +57,7 @@ def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _gpus_text(config: Mapping[str, Any]) -> str | None:
-    """How many GPUs draft and share the target; None of one."""
+    """Return the numbers of GPUs of the drafter and of the target as text; None if both are one."""
     drafting, sharing = gpus_of(config)
     if max(drafting, sharing) == 1:
         return None

@@ -1,4 +1,4 @@
-"""The table of turns: what one more message costs in a long chat, by what is remembered of it."""
+"""The table of turns: time of one more message in a long chat, by the policy of caching."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TURN_STAGES = {
     "recall": ("recall",),
     "onload": ("onload target",),
     "prefill": ("target prefill",),
-}  # columns of the table and the stages they add up; a stage not named here counts as `other`
+}  # columns of the table and the stages that they sum; other stages count as `other`
 USAGE = "cached", "kept", "recalled", "read", "drafted"
 
 
 def row_of(record: Record) -> dict[str, Any]:
-    """One flat row: configuration, percentiles, medians of tokens, and milliseconds of every stage."""
+    """Return a flat row of a record: configuration, percentiles, medians of tokens, milliseconds of every stage."""
     config, metrics = record["config"], record["metrics"]
     plain = {name: value for name, value in metrics.items() if name not in ("stages", "usage", "density")}
     usage = metrics.get("usage", {})
@@ -41,7 +41,7 @@ def row_of(record: Record) -> dict[str, Any]:
 
 
 def cells_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], int]:
-    """Heads, cells and the number of text columns of a table for people; a failed cell says why."""
+    """Return heads, cells and the number of text columns of a table; a failed row has its error instead of a time."""
     heads = ["policy", "recall", "within", "transcript", "new", "p50 (s)", "p95 (s)", "first (s)"]
     heads += [f"{name} (ms)" for name in (*TURN_STAGES, "other")]
     heads += [*USAGE, "peak (GiB)", "host (GiB)", "turns"]
@@ -49,14 +49,14 @@ def cells_of(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[st
 
 
 def title_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What all rows have in common: models, kernels, share kept, caches."""
+    """Return the facts that all rows share: models, keep ratio, scorer, kernels, caches, precision."""
     first = next((row for row in rows if row["drafter"]), rows[0])
-    pair = " with ".join(dict.fromkeys(each for each in (first["target"], first["drafter"]) if each))
+    pair = " with ".join(dict.fromkeys(model for model in (first["target"], first["drafter"]) if model))
     names = ("keep_ratio", "scorer", "path", "kv", "keys", "asked_density", "alpha", "blocks")
     facts = [(name, next((row[name] for row in rows if row.get(name) is not None), None)) for name in names]
     facts.append(("precision", precisions_text(first) or None))
-    told = (f"{name.replace('asked_', '').replace('_', ' ')} {value}" for name, value in facts if value is not None)
-    return "; ".join([pair, *dict.fromkeys(told)])
+    texts = (f"{name.replace('asked_', '').replace('_', ' ')} {value}" for name, value in facts if value is not None)
+    return "; ".join([pair, *dict.fromkeys(texts)])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -78,7 +78,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 NOTHING = "No turns are recorded yet; `sp bench turn --record results` makes them."
 HEADS = (
-    "what is remembered", "memory limit", "p50 (s)", "p95 (s)", "host (ms)", "draft, score (ms)", "prefill (ms)",
+    "policy", "memory limit", "p50 (s)", "p95 (s)", "host (ms)", "draft, score (ms)", "prefill (ms)",
     "tokens read", "recalled", "peak (GiB)",
 )  # fmt: skip
 HOST = (*TURN_STAGES["tokenise"], *TURN_STAGES["select"], *TURN_STAGES["recall"])
@@ -86,8 +86,10 @@ POLICIES = {"conversation": "conversation", "cold": "nothing, compressed again",
 
 
 def turn_rows(records: Iterable[Record]) -> str:
-    """Markdown of the newest `turn` records: a table for each machine, pair and length, and what it is of. Turns that
-    nobody drafted for stand with the drafter that has the most."""
+    """Return Markdown of the newest `turn` records: a table for each machine, pair and length, with its settings.
+
+    Records without a drafter are in the table of the drafter that has the most records.
+    """
     newest: dict[str, Record] = {}
     for record in records:
         if record.get("bench") == "turn":
@@ -127,31 +129,31 @@ def _table(records: Sequence[Record]) -> str:
     commits = sorted({str(record.get("commit", "?"))[:7] for record in records})
     gpu, ends = drafted.get("gpu") or drafted.get("cpu"), dict.fromkeys((counts[0], counts[-1]))
     counted = " to ".join(map(str, ends))
-    told = (
+    note = (
         f"{config['target']} with {config['drafter']}, {gpu}, path {config['path']}; {config['new_tokens']:,} new "
-        f"tokens behind {config['prompt_tokens']:,}, {config['keep_ratio']:g} of them kept, by `{config['scorer']}`; "
-        f"{counted} turns a row, commit {', '.join(commits)}. Keys: the drafter's, cache: the target's. "
-        "Host: from messages to tokens, selection, recall. Times of stages are medians."
+        f"tokens after {config['prompt_tokens']:,}, {config['keep_ratio']:g} of them kept, by `{config['scorer']}`; "
+        f"{counted} turns per row, commit {', '.join(commits)}. Keys are those of the drafter, cache is that of the "
+        "target. Host: rendering and tokenising, selection, recall. Times of stages are medians."
     )
-    return f"{markdown(HEADS, rows)}\n\n{told}"
+    return f"{markdown(HEADS, rows)}\n\n{note}"
 
 
 def _row(record: Record) -> list[str]:
     config, metrics = record["config"], record["metrics"]
-    how = [POLICIES[config["policy"]]]
+    description = [POLICIES[config["policy"]]]
     if config["policy"] == "conversation":
-        how += [f"recall {config['recall']}", f"keys {config['keys']}"]
+        description += [f"recall {config['recall']}", f"keys {config['keys']}"]
     if config["policy"] != "prefix" and attending(config):
-        how.append(attending(config))
-    how += [f"cache {config['kv']}"]
-    how += [told] if (told := precisions_text(config)) else []
+        description.append(attending(config))
+    description += [f"cache {config['kv']}"]
+    description += [precision] if (precision := precisions_text(config)) else []
     limit = config["vram"] or "none"
     if metrics["error"]:
-        return [", ".join(how), limit, "no room", *[""] * (len(HEADS) - 3)]
+        return [", ".join(description), limit, "no room", *[""] * (len(HEADS) - 3)]
     stages, usage = metrics["stages"], metrics["usage"]
     host, drafter = (sum(stages.get(name, 0.0) for name in names) for names in (HOST, ("draft", "score")))
     return [
-        ", ".join(how),
+        ", ".join(description),
         limit,
         f"{metrics['ttft_p50_s']:.3f}{age(record)}",
         f"{metrics['ttft_p95_s']:.3f}",
