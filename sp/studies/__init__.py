@@ -1,1 +1,1 @@
-"""What is shown and kept of runs: tables, pictures, result files."""
+"""Studies of runs: sweeps and their result files, the leaderboard, and reports with tables and figures."""

@@ -1,4 +1,4 @@
-"""The embedded example: a document, a question about it, and the answer."""
+"""The embedded sample: a document, a question about it, and the answer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sp.config import from_mapping
 
 
 @dataclass(frozen=True)
-class Example:
-    """Question about the sample document, the values a right answer holds, and the sentence that says so."""
+class SampleQuestion:
+    """A question about the sample document, the values of a correct answer, and the sentence that has them."""
 
     question: str
     answers: tuple[str, ...]
     needle: str
 
 
-def sample() -> tuple[str, Example]:
-    """The embedded document and its example."""
+def sample() -> tuple[str, SampleQuestion]:
+    """Return the embedded document and its question."""
     assets = files("sp") / "assets"
-    example = from_mapping(Example, json.loads((assets / "sample.json").read_text("utf-8")), "sample.json")
-    return (assets / "sample.txt").read_text("utf-8"), example
+    question = from_mapping(SampleQuestion, json.loads((assets / "sample.json").read_text("utf-8")), "sample.json")
+    return (assets / "sample.txt").read_text("utf-8"), question

@@ -1,4 +1,4 @@
-"""Training of scorers: what a data file asks for, the prompts it names, the fit, and what it is worth elsewhere."""
+"""Training of scorers: the data file, its prompts, the fit, and measures on held-out examples and tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,15 +34,18 @@ from sp.studies.sweep.located import ConfigValue, build_located, check_located, 
 from sp.studies.sweep.sweep import located_model, make_strategy
 
 EVIDENCE = "evidence"
-TOP = 0.02  # share of a document's chunks that count as evidence where an oracle says which
+TOP = 0.02  # share of a document's chunks that count as evidence if an oracle scores them
 LIMITS = {"n": (1, 100_000), "held_out": (0, 100_000), "seed": (0, (1 << 31) - 1)}
 LONGEST = 1 << 21
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Where the truth comes from. `scorer`: an oracle, whose best chunks count as evidence; None takes the evidence
-    that examples name; `top`: share of the document's chunks that count."""
+    """Source of the labels.
+
+    `scorer` is an oracle, whose best chunks count as evidence; None takes the evidence of the examples. `top` is the
+    share of the document's chunks that count.
+    """
 
     scorer: Scorer | None = None
     top: float = TOP
@@ -53,29 +56,32 @@ class Labels:
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """A checked data file. `drafter`, `target`: as in a sweep's pairs. Of the target only tokens and chat template
-    matter, unless the labels read it."""
+    """A checked data file.
+
+    `drafter` and `target` are as in the pairs of a sweep. Only the vocabulary and chat template of the target matter,
+    unless the labels are from a scorer that runs on it.
+    """
 
     kind: str  # registered name of the scorer to train
-    options: Any  # its options of learning
-    tasks: Mapping[str, Task]  # by name with the options that were set; those left out among them
-    leave_out: tuple[str, ...]  # tasks that are judged by and not learnt from
-    lengths: tuple[int, ...]
-    n: int  # n, held_out: examples of each task and length to learn from, and further ones to judge by
-    held_out: int
-    seed: int  # of tasks that name none, and of the fit
+    options: Any  # options of the fit
+    tasks: Mapping[str, Task]  # by name with options, including those in `leave_out`
+    leave_out: tuple[str, ...]  # tasks for evaluation only, not for training
+    lengths: tuple[int, ...]  # in tokens
+    n: int  # training examples of each task and length
+    held_out: int  # further examples of each task and length, for evaluation
+    seed: int  # seed of the fit, and of tasks without one of their own
     labels: Labels
     drafter: Path | None
     target: Path | None
 
     @property
     def scorer(self) -> TrainedScorer:
-        """A scorer of the kind, which reads as `sp run` lets it."""
+        """A scorer of the kind without weights, with the default attention of `sp run`."""
         return build_trained(self.kind)
 
     @property
     def learnt(self) -> tuple[str, ...]:
-        """Tasks that are learnt from."""
+        """Tasks of the training examples."""
         return tuple(name for name in self.tasks if name not in self.leave_out)
 
 
@@ -84,105 +90,108 @@ KEYS = ("kind", "tasks", "options", "labels", "drafter", "target", *DEFAULTS)
 
 
 def trained_kinds() -> tuple[str, ...]:
-    """Registered scorers that are trained."""
+    """Return the names of the registered scorers that can be trained."""
     return tuple(name for name in SCORERS if issubclass(SCORERS.class_of(name), TrainedScorer))
 
 
 def build_trained(kind: str, weights: str = "") -> TrainedScorer:
-    """A trained scorer by name, its attention left to device and length; ConfigError if it is none."""
+    """Build a trained scorer by name, with sparse attention `auto`; ConfigError if it cannot be trained."""
     if kind not in trained_kinds():
         raise unknown_name("kind of trained scorer", kind, trained_kinds())
-    found = SCORERS.build(kind, {"weights": weights, "sparse": "auto"})
-    assert isinstance(found, TrainedScorer)
-    return found
+    scorer = SCORERS.build(kind, {"weights": weights, "sparse": "auto"})
+    assert isinstance(scorer, TrainedScorer)
+    return scorer
 
 
 def load_plan(path: Path) -> TrainPlan:
-    """Read a data file; ConfigError, with the line, for whatever is wrong."""
+    """Read a data file; ConfigError, with the line, for anything that is wrong."""
     root = read_yaml(path)
-    given = root.mapping()
-    for key, value in given.items():
+    entries = root.mapping()
+    for key, value in entries.items():
         if key not in KEYS:
             raise value.error(unknown_name("key of a training", key, KEYS))
     for key in ("kind", "tasks"):
-        if key not in given:
+        if key not in entries:
             raise ConfigError(f"{path.name}: {key} is missing; see sp train scorer --help")
-    kind = check_located(given["kind"], str, "kind")
-    scorer = build_located(lambda values: build_trained(values["kind"]), {"kind": given["kind"]}, given["kind"])
-    numbers = {name: _number(given, name, low, high) for name, (low, high) in LIMITS.items()}
-    tasks = _tasks(given["tasks"], numbers["seed"])
-    own = given["options"].mapping() if "options" in given else {}
+    kind = check_located(entries["kind"], str, "kind")
+    scorer = build_located(lambda values: build_trained(values["kind"]), {"kind": entries["kind"]}, entries["kind"])
+    numbers = {name: _number(entries, name, low, high) for name, (low, high) in LIMITS.items()}
+    tasks = _tasks(entries["tasks"], numbers["seed"])
+    options = entries["options"].mapping() if "options" in entries else {}
     return TrainPlan(
         kind=kind,
-        options=build_located(lambda values: scorer.options(values, str(kind)), own, root),
+        options=build_located(lambda values: scorer.options(values, str(kind)), options, root),
         tasks=tasks,
-        leave_out=_left_out(given, tasks),
-        lengths=_lengths(given),
+        leave_out=_left_out(entries, tasks),
+        lengths=_lengths(entries),
         **numbers,
-        labels=_labels(given["labels"]) if "labels" in given else Labels(),
-        drafter=located_model(given["drafter"], "drafter") if "drafter" in given else None,
-        target=located_model(given["target"], "target") if "target" in given else None,
+        labels=_labels(entries["labels"]) if "labels" in entries else Labels(),
+        drafter=located_model(entries["drafter"], "drafter") if "drafter" in entries else None,
+        target=located_model(entries["target"], "target") if "target" in entries else None,
     )
 
 
 def without(plan: TrainPlan, name: str) -> TrainPlan:
-    """The same plan with only this task left out; ConfigError if nothing is left to learn from."""
+    """Return the plan with only this task left out; ConfigError if it is the only task."""
     if set(plan.tasks) <= {name}:
-        raise ConfigError(f"tasks: {name} is the only one, so none can be left out; name two or more")
+        raise ConfigError(f"tasks: {name} is the only task, so it cannot be left out; name two or more")
     return dataclasses.replace(plan, leave_out=(name,))
 
 
-def _number(given: Mapping[str, ConfigValue], name: str, low: int, high: int) -> int:
-    if name not in given:
+def _number(entries: Mapping[str, ConfigValue], name: str, low: int, high: int) -> int:
+    if name not in entries:
         return int(DEFAULTS[name])
-    value = int(check_located(given[name], int, name))
+    value = int(check_located(entries[name], int, name))
     if not low <= value <= high:
-        raise given[name].error(f"{name} must be from {low} to {high}, not {value}")
+        raise entries[name].error(f"{name} must be from {low} to {high}, not {value}")
     return value
 
 
-def _lengths(given: Mapping[str, ConfigValue]) -> tuple[int, ...]:
-    if "lengths" not in given:
+def _lengths(entries: Mapping[str, ConfigValue]) -> tuple[int, ...]:
+    if "lengths" not in entries:
         return tuple(DEFAULTS["lengths"])
-    found = []
-    for item in given["lengths"].items():
+    lengths = []
+    for item in entries["lengths"].items():
         value = check_located(item, Tokens, "length")
         if not 1 <= value <= LONGEST:
             raise item.error(f"a length must be from 1 to {LONGEST:,} tokens, not {value}")
-        found.append(value)
-    return tuple(dict.fromkeys(found))
+        lengths.append(value)
+    return tuple(dict.fromkeys(lengths))
 
 
 def _tasks(section: ConfigValue, seed: int) -> dict[str, Task]:
-    """Tasks by label, each with the file's seed unless it names one: never the seed 0 that evaluations begin with."""
-    found: dict[str, Task] = {}
-    for item in [each for written in section.items() for each in _suite(written)]:
+    """Return the tasks by label, with the seed of the file unless they have one.
+
+    The default seed is not 0, with which evaluations begin, so that training and evaluation share no examples.
+    """
+    by_label: dict[str, Task] = {}
+    for item in chain.from_iterable(map(_suite, section.items())):
         task, _ = make_strategy({"task": item}, "task", TASKS, "")
         name = label(TASKS, task)
         fields = {field.name for field in dataclasses.fields(task)}
         if "seed" in fields and not (isinstance(item.value, dict) and "seed" in item.value):
             task = dataclasses.replace(task, seed=seed)
-        if name in found:
-            raise item.error(f"task {name} stands here a second time")
-        found[name] = task
-    return found
+        if name in by_label:
+            raise item.error(f"task {name} is here a second time; remove one")
+        by_label[name] = task
+    return by_label
 
 
 def _suite(item: ConfigValue) -> list[ConfigValue]:
-    """All tasks of a suite for ``{suite: NAME}``; the item itself where it names a task."""
+    """Return all tasks of a suite for ``{suite: NAME}``, else the item itself."""
     if not (isinstance(item.value, dict) and set(item.value) == {"suite"}):
         return [item]
-    wanted = check_located(item.value["suite"], str, "suite")
+    suite = check_located(item.value["suite"], str, "suite")
     suites = {name: TASKS.class_of(name).suite for name in TASKS}
-    if wanted not in suites.values() or not wanted:
-        raise item.error(unknown_name("suite", wanted, {suite for suite in suites.values() if suite}))
-    return [ConfigValue(name, item.where) for name, suite in suites.items() if suite == wanted]
+    if suite not in suites.values() or not suite:
+        raise item.error(unknown_name("suite", suite, {known for known in suites.values() if known}))
+    return [ConfigValue(name, item.where) for name, of_task in suites.items() if of_task == suite]
 
 
-def _left_out(given: Mapping[str, ConfigValue], tasks: Mapping[str, Task]) -> tuple[str, ...]:
-    if "leave_out" not in given:
+def _left_out(entries: Mapping[str, ConfigValue], tasks: Mapping[str, Task]) -> tuple[str, ...]:
+    if "leave_out" not in entries:
         return ()
-    section = given["leave_out"]
+    section = entries["leave_out"]
     items = section.items() if isinstance(section.value, list) and section.value else [section]
     names = []
     for item in items if section.value != [] else []:
@@ -191,7 +200,7 @@ def _left_out(given: Mapping[str, ConfigValue], tasks: Mapping[str, Task]) -> tu
             raise item.error(unknown_name("task to leave out", name, tasks))
         names.append(name)
     if set(names) == set(tasks):
-        raise section.error("every task is left out, so there is nothing to learn from")
+        raise section.error("every task is left out, so there are no training examples; leave out fewer")
     return tuple(names)
 
 
@@ -200,24 +209,27 @@ def _labels(section: ConfigValue) -> Labels:
         return Labels()
     if not isinstance(section.value, dict):
         raise section.error(
-            f"labels are {EVIDENCE}, or {{scorer: NAME, top: SHARE}}, not {short(repr(section.plain()))}"
+            f"labels must be {EVIDENCE}, or {{scorer: NAME, top: SHARE}}, not {short(repr(section.plain()))}"
         )
     for key, value in section.value.items():
         if key != "top" and key.partition(".")[0] != "scorer":
             raise value.error(unknown_name("key of labels", key, ["scorer", "scorer.OPTION", "top"]))
     if "scorer" not in section.value:
-        raise section.error("labels need the scorer that is their oracle: {scorer: NAME}")
+        raise section.error("labels need the name of a scorer, their oracle: {scorer: NAME}")
     top = float(check_located(section.value["top"], float, "top")) if "top" in section.value else TOP
     if not 0 < top < 1:
         raise section.value["top"].error(f"top must be above 0 and below 1, not {top:g}")
-    given = {key: value for key, value in section.value.items() if key != "top"}
-    return Labels(make_strategy(given, "scorer", SCORERS, "")[0], top)
+    scorer_keys = {key: value for key, value in section.value.items() if key != "top"}
+    return Labels(make_strategy(scorer_keys, "scorer", SCORERS, "")[0], top)
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Who reads. `tokenizer`, `template`: of the target, by which prompts are measured and rendered; `target`: the
-    target itself, where labels come from it."""
+    """Models of a training.
+
+    `tokenizer` and `template` are those of the target, with which prompts are measured and rendered; `target` is
+    loaded only if labels are from a scorer that runs on it.
+    """
 
     drafter: Loaded
     tokenizer: Tokenizer
@@ -226,7 +238,7 @@ class Readers:
 
     @classmethod
     def open(cls, plan: TrainPlan, device: Where) -> Readers:
-        """Load the drafter, and of the target as much as the labels need."""
+        """Load the drafter, and as much of the target as the labels need."""
         drafter = load(plan.drafter or default_drafter(plan.target), extrapolate=True, device=device)
         path = plan.target or embedded("target")
         if plan.labels.scorer is not None and plan.labels.scorer.reads_target:
@@ -239,7 +251,7 @@ class Readers:
 
 @dataclass(frozen=True)
 class Lesson:
-    """One example in the drafter's vocabulary. `task`: its name in the plan; `tokens`: length that was asked for."""
+    """An example in the drafter's vocabulary. `task`: its name in the plan; `tokens`: its nominal length."""
 
     task: str
     tokens: int
@@ -247,7 +259,7 @@ class Lesson:
 
 
 def example_of(plan: TrainPlan, name: str, index: int, tokens: int, count: Callable[[str], int]) -> Example:
-    """One example of the plan; a length that is too short is told with its task."""
+    """Make an example of the plan; the error of a length that is too short names its task."""
     try:
         return plan.tasks[name].example(index, tokens, count)
     except ConfigError as error:
@@ -255,7 +267,7 @@ def example_of(plan: TrainPlan, name: str, index: int, tokens: int, count: Calla
 
 
 def check_lengths(readers: Readers, plan: TrainPlan) -> None:
-    """ConfigError for a length that a task cannot fill: before any prompt is read, not after those of other tasks."""
+    """Raise ConfigError for a length that is too short for a task, before any prompt is read."""
     count = counter(readers.tokenizer)
     for name in plan.tasks:
         for tokens in plan.lengths:
@@ -263,8 +275,10 @@ def check_lengths(readers: Readers, plan: TrainPlan) -> None:
 
 
 def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_out: bool) -> Iterator[Lesson]:
-    """Examples of some of the plan's tasks: the first `n` of each length, or the `held_out` ones behind them.
-    ConfigError for a task that names no evidence, where that is what is learnt or judged by."""
+    """Iterate over examples of tasks of the plan: the first `n` of each length, or the `held_out` ones after them.
+
+    ConfigError for a task without evidence, if evidence is the label or the measure.
+    """
     count = counter(readers.tokenizer)
     indices = range(plan.n, plan.n + plan.held_out) if held_out else range(plan.n)
     for name in tasks:
@@ -272,31 +286,31 @@ def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_o
             for index in indices:
                 example = example_of(plan, name, index, tokens, count)
                 if not example.needles and (held_out or plan.labels.scorer is None):
-                    raise ConfigError(f"task {name} names no evidence, so nothing can be learnt or judged by it")
+                    raise ConfigError(f"task {name} names no evidence to train or evaluate with; remove it from tasks")
                 yield Lesson(name, tokens, example.prompt(readers.template).tokenise(readers.drafter.tokenizer))
 
 
 def request_of(readers: Readers, lesson: Lesson, seed: int) -> ScoreRequest:
-    """What the drafter is given of a lesson, without marks of thinking."""
+    """Return the score request of a lesson, without marks of thinking."""
     return without_markup(score_request(readers.drafter, lesson.drafted, seed))
 
 
 def labels_of(readers: Readers, lesson: Lesson, labels: Labels, seed: int) -> Floats:
-    """Importance (n,) of a lesson's tokens as it should be: 1 for evidence, 0 for the rest."""
+    """Return the labels (n,) of a lesson's tokens: 1 for evidence, 0 for the rest."""
     drafted = lesson.drafted
     if labels.scorer is None:
         return drafted.mask("needle").astype(np.float32)
-    reader = readers.drafter
-    read = drafted
+    model = readers.drafter
+    prompt = drafted
     if labels.scorer.reads_target:
         assert readers.target is not None
-        reader, read = readers.target, drafted.prompt.tokenise(readers.target.tokenizer)
-    scores = labels.scorer.score(score_request(reader, read, seed)).scores
-    return best_chunks(transfer_scores(scores, read.bytes, drafted.bytes), drafted, labels.top)
+        model, prompt = readers.target, drafted.prompt.tokenise(readers.target.tokenizer)
+    scores = labels.scorer.score(score_request(model, prompt, seed)).scores
+    return best_chunks(transfer_scores(scores, prompt.bytes, drafted.bytes), drafted, labels.top)
 
 
 def best_chunks(scores: Floats, drafted: TokenisedPrompt, top: float) -> Floats:
-    """1 for the tokens of the document's best chunks, a share `top` of them and at least one; 0 for others."""
+    """Return 1 for the tokens of the document's best chunks, a share `top` of them and at least one; else 0."""
     chunk: Ints = np.arange(len(scores)) // HEATMAP_CHUNK
     free = ~drafted.mask("protected")
     means = chunk_means(np.where(free, scores, 0).astype(np.float32), HEATMAP_CHUNK)
@@ -305,8 +319,10 @@ def best_chunks(scores: Floats, drafted: TokenisedPrompt, top: float) -> Floats:
 
 
 def auc(scores: Floats, labels: Bools) -> float:
-    """Chance that a labelled token scores above another one, ties counting half; NaN without one of either. The
-    statistic of Mann and Whitney over the product of both numbers."""
+    """Return the probability that a labelled token scores above another token, where a tie counts as half.
+
+    It is the Mann-Whitney U statistic over the product of both numbers of tokens; NaN if one of them is zero.
+    """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     below = np.cumsum(counts) - counts
     ranks = below + (counts + 1) / 2
@@ -319,9 +335,9 @@ def auc(scores: Floats, labels: Bools) -> float:
 
 
 KEEP = 0.05
-BESIDE = ("tail", {"queries": 24})  # the scorer every trained one has to beat
+BESIDE = ("tail", {"queries": 24})  # the baseline that a trained scorer has to beat
 SELECTOR = ("sentence", {"neighbours": 0, "sink": 4, "tail": 0})
-"""By which evidence is kept in the table of what was learnt: the one of the study."""
+"""Selector of the recall measure, as in docs/results/study.md."""
 
 Row = dict[str, Any]
 Progress = Callable[[int], None]
@@ -329,8 +345,11 @@ Progress = Callable[[int], None]
 
 @dataclass
 class Trainer:
-    """Prompts read once, for one fit or for one a task that is left out. `progress`: called with the steps done since
-    the last call, of `steps` in all; `samples`: by task, what its prompts teach; read when they are first asked for."""
+    """Training samples that are read once, for one fit or for a fit per task that is left out.
+
+    `progress` is called with the number of steps since the last call, of `steps` in all. `samples` are the training
+    samples by task, which are read when a fit first needs them.
+    """
 
     readers: Readers
     plan: TrainPlan
@@ -338,28 +357,30 @@ class Trainer:
     samples: dict[str, list[Any]] = field(default_factory=dict)
 
     def gather(self, tasks: Sequence[str]) -> None:
-        """Read the prompts of tasks that have not been read."""
+        """Read the prompts of those tasks that have no samples yet."""
         plan, scorer = self.plan, self.plan.scorer
         for name in tasks:
             if name in self.samples:
                 continue
-            found = []
+            samples = []
             for number, lesson in enumerate(lessons(self.readers, plan, (name,), held_out=False)):
                 request = request_of(self.readers, lesson, plan.seed + number)
                 labels = labels_of(self.readers, lesson, plan.labels, plan.seed + number)[: len(request.ids)]
                 sample = scorer.sample(request, labels, plan.options)
-                found += [] if sample is None else [sample]
+                samples += [] if sample is None else [sample]
                 self.progress(1)
-            self.samples[name] = found
+            self.samples[name] = samples
 
     def fit(self, plan: TrainPlan) -> ScorerFile:
-        """Weights from the tasks that a plan learns from. ConfigError if no prompt of them has a labelled token."""
+        """Fit weights to the training tasks of a plan. ConfigError if none of their prompts has a labelled token."""
         self.gather(plan.learnt)
         samples = [sample for name in plan.learnt for sample in self.samples[name]]
         if not samples:
-            raise ConfigError("no prompt has a labelled token in its document, so there is nothing to learn")
+            raise ConfigError(
+                "no prompt has a labelled token in its document, so nothing can be trained; use other labels or tasks"
+            )
         arrays = plan.scorer.fit(samples, plan.options, plan.seed, self.progress)
-        made = {
+        facts = {
             "tasks": list(plan.learnt),
             "left_out": list(plan.leave_out),
             "labels": str(plan.labels),
@@ -370,45 +391,47 @@ class Trainer:
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         }
         return ScorerFile(
-            plan.kind, model_key(self.readers.drafter.model), arrays, dataclasses.asdict(plan.options), made
+            plan.kind, model_key(self.readers.drafter.model), arrays, dataclasses.asdict(plan.options), facts
         )
 
     def judge(self, file: ScorerFile, tasks: tuple[str, ...]) -> list[Row]:
-        """What a trained scorer and `BESIDE` find in the held-out examples, by task and length: ``n``, ``left_out``,
-        and means of ``auc`` and ``recall``, the share of evidence kept at `KEEP`, of both; None where the protected
-        text alone is more."""
+        """Measure a trained scorer and the baseline `BESIDE` on the held-out examples, by task and length.
+
+        A row has ``n``, ``left_out``, and for both scorers the means of ``auc`` and of ``recall``, the share of
+        evidence that is kept at `KEEP`; None if no example has a finite value.
+        """
         beside = SCORERS.build(*BESIDE)
         rows = []
         with TemporaryDirectory() as folder:
             path = Path(folder) / "scorer.safetensors"
             file.save(path)
             trained = build_trained(file.kind, str(path))
-            drawn = lessons(self.readers, self.plan, tasks, held_out=True)
-            for (name, tokens), group in groupby(drawn, lambda lesson: (lesson.task, lesson.tokens)):
-                found = []
+            held_out = lessons(self.readers, self.plan, tasks, held_out=True)
+            for (name, tokens), group in groupby(held_out, lambda lesson: (lesson.task, lesson.tokens)):
+                measures = []
                 for lesson in group:
-                    found.append((*self._found(trained, lesson), *self._found(beside, lesson)))
+                    measures.append((*self._measures(trained, lesson), *self._measures(beside, lesson)))
                     self.progress(2)
-                known = [[value for value in column if np.isfinite(value)] for column in zip(*found, strict=True)]
+                known = [[value for value in column if np.isfinite(value)] for column in zip(*measures, strict=True)]
                 means = [float(np.mean(column)) if column else None for column in known]
                 names = ("auc", "recall", "beside_auc", "beside_recall")
-                head = {"task": name, "tokens": tokens, "n": len(found), "left_out": name in file.made["left_out"]}
+                head = {"task": name, "tokens": tokens, "n": len(measures), "left_out": name in file.made["left_out"]}
                 rows.append(head | dict(zip(names, means, strict=True)))
         return rows
 
-    def _found(self, scorer: Scorer, lesson: Lesson) -> tuple[float, float]:
+    def _measures(self, scorer: Scorer, lesson: Lesson) -> tuple[float, float]:
         request, drafted = request_of(self.readers, lesson, self.plan.seed), lesson.drafted
         scores: Floats = np.zeros(len(drafted), np.float32)
         scores[: len(request.ids)] = scorer.score(request).scores
         protected, needle = drafted.mask("protected"), drafted.mask("needle")
         area = auc(scores[~protected], needle[~protected])
-        asked = SelectionRequest(scores, protected, KEEP, drafted.prompt.text.encode(), drafted.bytes)
-        kept = SELECTORS.build(*SELECTOR).select(asked).selected
-        return area, float(kept[needle].mean())
+        selection_request = SelectionRequest(scores, protected, KEEP, drafted.prompt.text.encode(), drafted.bytes)
+        selected = SELECTORS.build(*SELECTOR).select(selection_request).selected
+        return area, float(selected[needle].mean())
 
 
 def steps(plan: TrainPlan, leave_one_out: bool) -> int:
-    """Progress that training tells of in all."""
+    """Return the total number of steps of a training, in units of `Trainer.progress`."""
     judged = len(plan.tasks) * len(plan.lengths) * plan.held_out * 2
     learnt = len(plan.tasks) if leave_one_out else len(plan.learnt)
     fits = 1 + (len(plan.tasks) if leave_one_out else 0)
@@ -417,19 +440,19 @@ def steps(plan: TrainPlan, leave_one_out: bool) -> int:
 
 
 def leave_one_out(trainer: Trainer) -> list[tuple[str, ScorerFile, list[Row]]]:
-    """For each task of the plan: its name, weights that never saw it, and what those find in it."""
-    found = []
+    """Return for each task of the plan its name, weights that were trained without it, and their measures on it."""
+    results = []
     for name in trainer.plan.tasks:
         file = trainer.fit(without(trainer.plan, name))
-        found.append((name, file, trainer.judge(file, (name,)) if trainer.plan.held_out else []))
-    return found
+        results.append((name, file, trainer.judge(file, (name,)) if trainer.plan.held_out else []))
+    return results
 
 
 def file_name(kind: str, task: str) -> str:
-    """Name of the file whose weights never saw a task."""
+    """Return the name of a file of weights that were trained without a task."""
     return f"{kind}-without-{task.replace(' ', '-').replace('/', '-')}.safetensors"
 
 
 def beside_name() -> str:
-    """How the scorer beside the trained one is called in tables."""
+    """Return the name of the baseline `BESIDE` in tables."""
     return label(SCORERS, SCORERS.build(*BESIDE))

@@ -1,4 +1,4 @@
-"""Folders that hold what one run wrote and nothing an earlier run left: only files that we wrote are removed."""
+"""Folders with the files of the latest run: those of an earlier run are replaced or removed, all others stay."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from sp.errors import ConfigError
 from sp.json_lines import read_object
 from sp.trace import write_atomic
 
-LIST = ".sp-files.json"  # names and SHA-256 of what was written into a folder last
+LIST = ".sp-files.json"  # names and SHA-256 of the files that the latest run wrote into a folder
 
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder to write files into, which take the place of those that an earlier run wrote so: nothing changes in
-    `folder` until the body is done; then old ones not written anew are removed, unless they were changed since."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Yield a temporary folder, whose files replace those that an earlier run wrote into `folder`.
+
+    Nothing changes in `folder` until the body ends without an error. Then files of the earlier run that were not
+    written again are removed, unless someone has changed them.
+    """
+    created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     stage = Path(mkdtemp(prefix=".sp-", dir=folder))
     try:
@@ -29,33 +32,36 @@ def staged(folder: Path) -> Iterator[Path]:
         _replace(stage, folder)
     finally:
         rmtree(stage, ignore_errors=True)
-        with suppress(OSError):  # where something was written
-            for each in new:
-                each.rmdir()
+        with suppress(OSError):  # fails where files were written, and only empty new folders are to go
+            for parent in created:
+                parent.rmdir()
 
 
 def _replace(stage: Path, folder: Path) -> None:
-    before, written = _listed(folder), {}
+    former, digests = _former_digests(folder), {}
     for path in sorted(stage.iterdir()):
-        written[path.name] = _digest(path)
+        digests[path.name] = _digest(path)
         path.replace(folder / path.name)
-    for name, digest in before.items():
+    for name, digest in former.items():
         path = folder / name
-        if name not in written and path.is_file() and not path.is_symlink() and _digest(path) == digest:
+        if name not in digests and path.is_file() and not path.is_symlink() and _digest(path) == digest:
             path.unlink()
-    write_atomic(folder / LIST, (json.dumps(written, indent=1) + "\n").encode())
+    write_atomic(folder / LIST, (json.dumps(digests, indent=1) + "\n").encode())
 
 
-def _listed(folder: Path) -> dict[str, str]:
-    """What was written before; nothing where no list is, or one that is not ours. Only names of this very folder."""
+def _former_digests(folder: Path) -> dict[str, str]:
+    """Return the digests by name of the files of an earlier run; empty without a valid list.
+
+    Names that lead out of the folder are ignored, as anyone may have written the list.
+    """
     try:
-        found = read_object(folder / LIST, "a list of files")
+        digests = read_object(folder / LIST, "a list of files")
     except ConfigError:
         return {}
-    return {name: digest for name, digest in found.items() if isinstance(digest, str) and _plain(name)}
+    return {name: digest for name, digest in digests.items() if isinstance(digest, str) and _is_plain_name(name)}
 
 
-def _plain(name: str) -> bool:
+def _is_plain_name(name: str) -> bool:
     return Path(name).name == name and not name.startswith(".") and "\0" not in name
 
 

@@ -123,7 +123,7 @@ def test_sp_run_with_a_tree(command, draft_file, tmp_path, monkeypatch, capsys) 
     assert "budget=4" in trace["options"]["decode"]
     assert (trace["draft"]["file"], trace["draft"]["block_size"]) == (draft_file.name, BLOCK)
     assert call(monkeypatch, *command, "--decode", "dflash", "--speculator", draft_file) == 0
-    assert "tokens a pass of the target" in capsys.readouterr().out
+    assert "tokens per pass of the target" in capsys.readouterr().out
 
 
 BAD = [

@@ -114,7 +114,7 @@ def test_the_last_conversation_of_a_file_is_read_and_reported(tmp_path: Path) ->
     path = written(tmp_path / "rows.jsonl", {**ROWS[0], "conversation": 0}, *ROWS)
     assert read_turns(path) == ROWS
     page = write_report([path], tmp_path / "out").read_text()
-    assert "![What each turn had of the transcript](conversation.png)" in page
+    assert "![Parts of the transcript that each turn read](conversation.png)" in page
     assert (tmp_path / "out" / "conversation.png").read_bytes().startswith(b"\x89PNG")
 
 

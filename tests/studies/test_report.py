@@ -84,7 +84,7 @@ def test_pictures_for_papers(results: Path, tmp_path: Path, picture: Literal["pd
 def test_times_can_be_left_out(results: Path, tmp_path: Path) -> None:
     page = write_report([results], tmp_path / "out", times=False)
     text = page.read_text()
-    assert "Times are left out" in text
+    assert "Times are omitted" in text
     assert "Time to the first token" not in text
     assert {path.name for path in page.parent.iterdir() if path.name[0] != "."} == {
         "report.md",
@@ -200,9 +200,9 @@ def test_rows_of_sp_eval_make_a_report_too(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("rows.jsonl", '{"schema":9,"kind":"row"}\n', "schema 9, but this version of sp reads schema 1"),
-        ("rows.jsonl", "hello\n", "line 1: neither results of sp sweep, sp eval or sp chat nor records"),
-        ("rows.jsonl", '{"bench":"matmul","config":{},"metrics":{}}\n', "nothing here that a report shows"),
-        ("other.txt", None, "is no file or folder"),
+        ("rows.jsonl", "hello\n", "line 1: not a result of sp sweep, sp eval or sp chat, nor a record"),
+        ("rows.jsonl", '{"bench":"matmul","config":{},"metrics":{}}\n', "nothing for a report"),
+        ("other.txt", None, "is not a file or folder"),
     ],
 )
 def test_bad_paths_are_named_and_nothing_is_written(tmp_path: Path, name: str, text: str | None, message: str) -> None:
@@ -215,7 +215,7 @@ def test_bad_paths_are_named_and_nothing_is_written(tmp_path: Path, name: str, t
 
 
 def test_an_empty_folder_and_an_unfinished_sweep_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no results"):
+    with pytest.raises(ConfigError, match="has no results"):
         write_report([tmp_path], tmp_path / "out")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"schema": 1, "kind": "row", "run": "a"}) + "\n")
     with pytest.raises(ConfigError, match="no finished run"):

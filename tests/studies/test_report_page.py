@@ -58,7 +58,7 @@ def test_every_cell_is_a_row_that_sorts_by_its_value() -> None:
 def test_what_rests_on_one_example_says_so() -> None:
     single = [row for row in rows() if row["example"].endswith("-0")]
     page = study_page("Report", [Section("Report", single)])
-    assert "14 of them rest on one example (n = 1)" in text(page)
+    assert "14 of them have one example (n = 1)" in text(page)
     assert "one example" in text(page.partition('<table class="sorts"')[2])
     one = [row for row in single if row["tokens_asked"] == 1024]
     assert 'class="interval"' not in study_page("Report", [Section("Report", one)])

@@ -135,7 +135,7 @@ def test_the_command_resumes(
         (["discriminates", "-t", "needle", "--devices", "x"], "--devices takes numbers of GPUs"),
         (["discriminates", "-t", "needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
         (["discriminates", "-t", "needle", "-p", "9999999"], "do not fit"),
-        (["board", "/nowhere/rows.jsonl", "-o", "x.md"], "/nowhere/rows.jsonl is no file or folder"),
+        (["board", "/nowhere/rows.jsonl", "-o", "x.md"], "/nowhere/rows.jsonl is not a file or folder"),
         (["board", "README.md"], "name a page to write"),
         (["board", "README.md", "-o", "/dev/null/x.md"], "cannot write below /dev/null"),
         (["board", "README.md", "-o", "sp"], "sp is a folder; give --out the name of a file"),

@@ -1,4 +1,4 @@
-"""`sp report`: results of sweeps, traces of runs and records of times, as one page of tables and pictures."""
+"""Write the page of `sp report`: tables and pictures of sweeps, traces of runs, conversations and records of times."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DECODE: Mapping[str, Wanted] = {
     "passes": whole(),
 }
 REAL: Mapping[str, Wanted] = {"equal": whole(), "answers": whole(), "by_task": OBJECT}
-"""Of answers that were compared, task by task; simulated acceptance has none."""
+"""Metrics of answers that were compared with greedy ones; simulated acceptance has none."""
 BY_TASK: Mapping[str, Wanted] = {**dict.fromkeys(LENGTHS, number(0)), "answers": whole()}
 VERIFY_CONFIG: Mapping[str, Wanted] = {**PAIR, "pass": TEXT, "nodes": whole()}
 VERIFY: Mapping[str, Wanted] = dict.fromkeys(
@@ -56,14 +56,16 @@ VERIFY: Mapping[str, Wanted] = dict.fromkeys(
 
 
 def newest_checked(path: Path) -> list[Row]:
-    """The last record of every configuration in a file, those that a report shows with all it needs of them.
-    ConfigError: the file cannot be read, or a record of `CHECKS` lacks something; it is named by its place among
-    these."""
+    """Return the last record of every configuration in a file, checked as far as a report shows it.
+
+    ConfigError if the file cannot be read, or a record of a bench in `CHECKS` lacks a field; the message has the
+    number of the record among those returned.
+    """
     return [checked(record, f"{path}, record {n}") for n, record in enumerate(newest(path), 1)]
 
 
 def checked(record: Row, where: str) -> Row:
-    """A record that tables can use: fields of its configuration that may be missing are null."""
+    """Return a record that tables can use, with None for missing optional fields of its configuration."""
     check(record, {"bench": TEXT}, where)
     make = CHECKS.get(record["bench"])
     if make is None:
@@ -107,75 +109,78 @@ def _verify(record: Row, where: str) -> Row:
 
 
 CHECKS: Mapping[str, Callable[[Row, str], Row]] = {"ttft": _ttft, "decode": _decode, "verify": _verify}
-"""By benchmark, of those that a report shows."""
+"""Checks by benchmark, of those that a report shows."""
 
 
-SHARED = "Times are left out: the runs shared their devices."
+SHARED = "Times are omitted: the runs shared their devices."
 
 
 @dataclass
 class Sources:
-    """What the paths given hold. `results`: files of `sp sweep`; `evals`: files of `sp eval --out`; `records`: files of
-    `sp bench`; `runs`: folders of `sp run`; `talks`: files of `sp chat --out`."""
+    """Sources of a report by kind.
+
+    `results` are files of `sp sweep`, `evals` of `sp eval --out`, `records` of `sp bench`, `conversations` of
+    `sp chat --out`; `runs` are folders of `sp run`.
+    """
 
     results: list[Path] = field(default_factory=list)
     evals: list[Path] = field(default_factory=list)
     records: list[Path] = field(default_factory=list)
     runs: list[Path] = field(default_factory=list)
-    talks: list[Path] = field(default_factory=list)
+    conversations: list[Path] = field(default_factory=list)
 
 
 def find_sources(paths: Iterable[Path]) -> Sources:
-    """Sort files by what their first line is; folders are searched. ConfigError: a path is missing or holds nothing
-    that a report can show."""
-    found = Sources()
+    """Sort files by kind, according to their first lines; ConfigError if a path has nothing for a report."""
+    sources = Sources()
     for path in paths:
         if path.is_dir():
-            inside = sorted(each for each in path.rglob("*") if each.name.endswith(SUFFIXES))
-            found.runs += sorted(each.parent for each in path.rglob("trace.json"))
-            if not inside and not found.runs:
-                raise ConfigError(f"{path} holds no results; name a folder of sp sweep, sp bench or sp run")
+            files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
+            sources.runs += sorted(file.parent for file in path.rglob("trace.json"))
+            if not files and not sources.runs:
+                raise ConfigError(f"{path} has no results; name a folder of sp sweep, sp bench or sp run")
         elif path.is_file():
-            inside = [path]
+            files = [path]
         else:
-            raise ConfigError(f"{path} is no file or folder; name results of sp sweep, sp bench or sp run")
-        for each in inside:
-            kind = first_object(each)
-            if "kind" in kind:
-                found.results.append(each)
-            elif {"task", "cell", "status"} <= set(kind):
-                found.evals.append(each)
-            elif "bench" in kind:
-                found.records.append(each)
-            elif {"turn", "spans", "recall"} <= set(kind):
-                found.talks.append(each)
+            raise ConfigError(f"{path} is not a file or folder; name results of sp sweep, sp bench or sp run")
+        for file in files:
+            fields = first_object(file)
+            if "kind" in fields:
+                sources.results.append(file)
+            elif {"task", "cell", "status"} <= set(fields):
+                sources.evals.append(file)
+            elif "bench" in fields:
+                sources.records.append(file)
+            elif {"turn", "spans", "recall"} <= set(fields):
+                sources.conversations.append(file)
             elif path.is_file():
                 raise ConfigError(
-                    f"{path}, line 1: neither results of sp sweep, sp eval or sp chat nor records of sp bench"
+                    f"{path}, line 1: not a result of sp sweep, sp eval or sp chat, nor a record of sp bench; name "
+                    "a file of one of these"
                 )
-    return found
+    return sources
 
 
 def first_object(path: Path) -> Row:
-    """The first line of a JSON-lines file; empty if it is no JSON object."""
+    """Return the first object of a JSON-lines file; empty if the first line is no JSON object."""
     try:
         return parse_object(next(raw_lines(path), b""), str(path))
     except ConfigError:
         return {}
 
 
-@rc_context({"text.parse_math": False})  # a name with dollars in it is no formula
+@rc_context({"text.parse_math": False})  # a name with dollar signs must not be typeset as a formula
 def write_report(paths: Sequence[Path], out: Path, times: bool = True, picture: PictureFormat = "png") -> Path:
     """Write ``report.md``, ``report.html``, ``cells.csv`` and pictures.
 
     Parameters
     ----------
     paths : sequence of Path
-        Files or folders of results.
+        Files and folders of results.
     out : Path
         Folder of the report; files of an earlier report there are removed.
     times : bool
-        Show the times of sweeps. Omit them where runs shared a device and so waited for each other.
+        Include the times of sweeps. They mean nothing if runs shared a device and so waited for each other.
     picture : {"png", "pdf", "svg"}
         Format of the pictures.
 
@@ -205,19 +210,19 @@ def _write_report(paths: Sequence[Path], out: Path, times: bool, picture: Pictur
             groups["Rows of sp eval"] = Comparable(eval_rows)
         if not groups:
             names = ", ".join(map(str, sources.results + sources.evals))
-            raise ConfigError(f"{names}: no finished run in it; run sp sweep first")
+            raise ConfigError(f"{names}: there is no finished run; run sp sweep first")
         source_facts = provenance(results) if results.runs else []
         parts += [markdown(["source", "value"], source_facts, left=2)] if source_facts else []
         parts += [] if times else [SHARED]
         notes = [note_of_records(group.drafters.values()) for group in groups.values()]
-        # A sentence that all groups share stands once for all of them: under every table, nobody would read it.
+        # A note that all groups share is written once above them: nobody would read it below every table.
         shared_note, notes = (notes[0], [""] * len(notes)) if len(set(notes)) == 1 else ("", notes)
         sections = [
             Section(title, group.rows, note) for (title, group), note in zip(groups.items(), notes, strict=True)
         ]
         page_facts = [*source_facts, *([] if times else [("times", SHARED)])]
         write_atomic(out / "report.html", study_page("Report", sections, page_facts, times, note=shared_note).encode())
-        parts.append("Every strategy on one scale, and every cell to sort: [report.html](report.html).")
+        parts.append("All strategies on one scale, and a sortable table of all cells: [report.html](report.html).")
         parts += [shared_note] if shared_note else []
         several = len(groups) > 1
         for place, ((title, group), note) in enumerate(zip(groups.items(), notes, strict=True), 1):
@@ -231,17 +236,17 @@ def _write_report(paths: Sequence[Path], out: Path, times: bool, picture: Pictur
             save_figure(importance_map(run), out / name)
             image = picture_markdown("Importance by layer and head", name)
             parts.append(f"## Importance along a prompt\n\n`{folder}`\n\n{image}")
-    for place, path in enumerate(sources.talks, 1):
-        name = f"conversation_{place}.{picture}" if len(sources.talks) > 1 else f"conversation.{picture}"
+    for place, path in enumerate(sources.conversations, 1):
+        name = f"conversation_{place}.{picture}" if len(sources.conversations) > 1 else f"conversation.{picture}"
         save_figure(conversation_figure(read_turns(path)), out / name, DPI)
-        image = picture_markdown("What each turn had of the transcript", name)
+        image = picture_markdown("Parts of the transcript that each turn read", name)
         parts.append(f"## A conversation\n\n`{path}`\n\n{image}")
     records = [record for path in sources.records for record in newest_checked(path)]
     if timed := [record for record in records if record["bench"] == "ttft"]:
         parts += times_section(timed, out, picture)
     parts += decoding_section(records, out, picture)
     if not parts:
-        raise ConfigError(f"{', '.join(map(str, paths))}: nothing here that a report shows")
+        raise ConfigError(f"{', '.join(map(str, paths))}: nothing for a report; name results of sp sweep or sp bench")
     return write_atomic(out / "report.md", ("# Report\n\n" + "\n\n".join(parts) + "\n").encode())
 
 
@@ -251,8 +256,8 @@ def times_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> 
     from sp.studies.tables.headline import NOTHING, headline
     from sp.studies.tables.ttft_table import cells_of, row_of, title_of
 
-    long = headline(records)
-    parts = [f"## Time to the first token of long prompts\n\n{long}"] if long != NOTHING else []
+    headline_text = headline(records)
+    parts = [f"## Time to the first token of long prompts\n\n{headline_text}"] if headline_text != NOTHING else []
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for record in records:
         key = machine_slug(record), record["config"]["target"], gpus_of(record["config"])[1]
@@ -268,7 +273,7 @@ def times_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> 
 
 
 def decoding_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> list[str]:
-    """Return tables and pictures of decoding with a draft; an empty list where none is recorded."""
+    """Return tables and pictures of decoding with a draft; empty if there are no records."""
     from sp.studies.plots.ttft_plots import draw_decoding
     from sp.studies.tables.decode_table import decode_tables
 
@@ -279,21 +284,23 @@ def decoding_section(records: Sequence[Row], out: Path, picture: PictureFormat) 
 
 
 def write_pages(paths: Sequence[Path], pages: Iterable[Path]) -> list[Path]:
-    """Put what records below `paths` say between the marks of Markdown pages, of a folder those that have one, see
-    `fill`; the pages written, all made before the first is. ConfigError: see there and `find_sources`; or a page cannot
-    be read, or none of a folder has a mark."""
+    """Fill the generated sections of Markdown pages from the records below `paths`, and return the paths of the pages.
+
+    Of a folder all pages that have marks are filled. All pages are made before the first is written. ConfigError as of
+    `fill` and `find_sources`, or if a page cannot be read or no page of a folder has a mark.
+    """
     records = [record for path in find_sources(paths).records for record in newest_checked(path)]
     texts: dict[Path, str] = {}
     for page in pages:
         if not page.is_dir():
             texts[page] = _read(page)
             continue
-        inside = {each: text for each in sorted(page.rglob("*.md")) if marked(text := _read(each))}
-        if not inside:
-            raise ConfigError(f"no page below {page} has marks of a part made from records; name another in --pages")
-        texts |= inside
-    made = {page: fill(text, records) for page, text in texts.items()}
-    return [write_atomic(page, text.encode()) for page, text in made.items()]
+        marked_texts = {file: text for file in sorted(page.rglob("*.md")) if marked(text := _read(file))}
+        if not marked_texts:
+            raise ConfigError(f"no page below {page} has marks of a generated section; name another in --pages")
+        texts |= marked_texts
+    filled = {page: fill(text, records) for page, text in texts.items()}
+    return [write_atomic(page, text.encode()) for page, text in filled.items()]
 
 
 def _read(page: Path) -> str:
@@ -302,4 +309,4 @@ def _read(page: Path) -> str:
     except OSError as error:
         raise ConfigError(f"cannot read {page}: {error.strerror}; name a page or a folder in --pages") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{page} is no UTF-8 text; name a page of Markdown in --pages") from None
+        raise ConfigError(f"{page} is not UTF-8 text; name a page of Markdown in --pages") from None

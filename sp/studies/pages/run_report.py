@@ -1,4 +1,4 @@
-"""One run as a table, as a JSON object and as files."""
+"""Report of one run: tables for the terminal, a JSON object, an HTML page and a trace."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from sp.trace import Trace, write_atomic
 
 
 def stage_rows(answer: Answer) -> list[dict[str, Any]]:
-    """Stages of one pass with their share of its total."""
+    """Return the stages of a pass with their shares of its total."""
     total = answer.trace.seconds or 1.0
     return [{**stage.as_dict(), "share": stage.seconds / total} for stage in answer.trace.stages]
 
 
 def passes(result: RunResult) -> list[tuple[str, Answer]]:
-    """The answer by name of its pass, and that of the full prefill where both were run."""
+    """Return the answer with the name of its pass, and that of the full prefill if both were run."""
     both = result.full is not None and result.full is not result.answer
-    named = [("compressed" if result.selection is not None else "full", result.answer)]
-    return [*named, ("full", result.full)] if both else named  # type: ignore[list-item]
+    answers = [("compressed" if result.selection is not None else "full", result.answer)]
+    return [*answers, ("full", result.full)] if both else answers  # type: ignore[list-item]
 
 
 def mean_density(densities: tuple[float, ...]) -> float:
-    """Mean over layers; none are told of where attention was dense."""
+    """Return the mean over layers; 1 without densities, as dense attention records none."""
     return sum(densities) / len(densities) if densities else 1.0
 
 
 def drafter_density(result: RunResult) -> float | None:
-    """The drafter's, or None where no attention was looked at."""
-    found = result.importance
-    if found is None or (found.by_layer is None and not found.densities):
+    """Return the mean density of the drafter's attention; None if no attention was recorded."""
+    importance = result.importance
+    if importance is None or (importance.by_layer is None and not importance.densities):
         return None
-    return mean_density(found.densities)
+    return mean_density(importance.densities)
 
 
 def summary(result: RunResult, files: dict[str, Path], expected: list[str] | None = None) -> dict[str, Any]:
-    """The JSON object of `sp run --json`.
+    """Return the JSON object of `sp run --json`.
 
-    `reasoning` is what the model thought before the answer, by the marks of its chat template.
-    `keep_ratio` is the realised share of the prompt's tokens, of which the ratio asked for is the ceiling;
-    `forced_tokens` were kept by constraints, whatever their scores; `full_ttft_s` and `full_answer` are None
-    when the full prefill was not run; `correct` is None without a known answer. Densities are the shares of the
-    causal key blocks that attention read, mean over its layers: 1 where it was dense, None without attention.
-    `acceptance_length` is the tokens that a pass of the target gave, on average; None where no draft guessed.
-    `window` says how a prompt that the target's window is too short for was read, and is None for all others.
+    `reasoning` is the thinking before the answer, by the marks of the chat template. `keep_ratio` is the realised
+    share of the prompt's tokens, which may be below that of the options; `forced_tokens` were kept by constraints,
+    whatever their scores. `full_ttft_s` and `full_answer` are None if the full prefill was not run; `correct` is None
+    without a known answer. Densities are the shares of the causal key blocks that attention read, mean over layers: 1
+    if it was dense, None without attention. `acceptance_length` is the mean number of tokens per pass of the target;
+    None without speculative decoding. `window` says how a prompt longer than the target's window was read; None for
+    all others.
     """
     full, facts = result.full, result.answer.trace.facts
     return {
@@ -102,17 +102,17 @@ def stage_table(result: RunResult) -> ColumnTable:
 
 
 def why(result: RunResult) -> str:
-    """The why-not report in one line."""
+    """Return a line on why compression was or was not active, and from which length it is expected to be faster."""
     decision = result.decision
     state = "Compression was active" if decision.activated else "Compression was not active"
-    known = f"{'it' if decision.break_even_tokens else 'no prompt length'} is {decision.break_even_source} to pay"
+    outlook = f"{'it' if decision.break_even_tokens else 'no prompt length'} is {decision.break_even_source} to pay"
     above = f" above about {decision.break_even_tokens:,} tokens" if decision.break_even_tokens else ""
-    return f"{state}: {decision.reason}; {known}{above} at this keep ratio."
+    return f"{state}: {decision.reason}; {outlook}{above} at this keep ratio."
 
 
 def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:
-    """The trace to save: facts, spans and arrays of the run."""
-    found = result.answer.trace.facts
+    """Return the trace to save: stages, facts, spans and arrays of the run."""
+    run_facts = result.answer.trace.facts
     trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
     trace.facts |= {
         "target": pipeline.target.describe(),
@@ -121,16 +121,16 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "options": {
             name: value if isinstance(value, str | int | float | None) else repr(value)
             for name, value in (vars(options) | {"rotate": options.rotated}).items()
-            if name != "sparse"  # it stands in target_sparse and in the scorer
+            if name != "sparse"  # the target's is in target_sparse, the drafter's in the scorer
         },
         "spans": [
             {"kind": span.kind, "start_byte": span.start, "end_byte": span.end} for span in result.prompt.prompt.spans
         ],
         "generated_by_drafter": list(result.importance.generated) if result.importance else [],
-        "window": found.get("window"),
-        "residency": found.get("residency"),
-        **{name: found.get(name, []) for name in NOTES if name not in ("drafter", "repacked")},
-        "expert_choices": found.get("expert_choices"),
+        "window": run_facts.get("window"),
+        "residency": run_facts.get("residency"),
+        **{name: run_facts.get(name, []) for name in NOTES if name not in ("drafter", "repacked")},
+        "expert_choices": run_facts.get("expert_choices"),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
         "tokens_by_pass": list(result.answer.passes),
@@ -161,8 +161,10 @@ def write_files(
     facts: dict[str, Any],
     expected: list[str] | None = None,
 ) -> dict[str, Path]:
-    """Save the page, trace, arrays and, if compression was active, the picture; no file of an earlier run stays.
-    `expected` are values that a right answer holds, where they are known."""
+    """Save the page, trace, arrays and, if compression was active, the picture; files of an earlier run are removed.
+
+    `expected` are the values of a correct answer, if they are known. Returns the paths by kind.
+    """
     from sp.studies.figures import importance_figure, save_figure
     from sp.studies.written import staged
 
@@ -178,36 +180,40 @@ def write_files(
 
 
 def memory_lines(residency: dict[str, Any] | None) -> list[str]:
-    """What lay on the device at most, and who came and went; nothing for a run on the CPU."""
+    """Return lines on peak GPU memory, and on offloaded and onloaded models; empty for a run on the CPU."""
     if not residency:
         return []
     limit = f" of {residency['budget_bytes'] / 2**30:.1f}" if residency["budget_bytes"] else ""
     lines = [f"[b]Peak GPU memory[/b]  {residency['peak_bytes'] / 2**30:.2f}{limit} GiB"]
     for note in residency["transitions"]:
-        what = f"{note['kind']} {note['name']}: {note['parts']} parts, {note['nbytes'] / 2**20:.0f} MiB"
-        lines.append(f"  {note['at']:8.3f} s  {what}, {note['seconds']:.3f} s")
+        move = f"{note['kind']} {note['name']}: {note['parts']} parts, {note['nbytes'] / 2**20:.0f} MiB"
+        lines.append(f"  {note['at']:8.3f} s  {move}, {note['seconds']:.3f} s")
     return lines
 
 
 def print_outcome(console: Console, report: dict[str, Any], result: RunResult, verbose: bool = False) -> None:
-    """What was kept and why, and the files; last the answers and what compression gained. With `verbose` also what
-    every stage took, what attention read, and memory."""
+    """Print the notes of a run, the decision, the files, the kept tokens, the answers and the times.
+
+    If `verbose`, also print the seconds of every stage, densities of attention, and memory.
+    """
     if verbose:
         console.print("[b]Time to first token and decode, by stage[/b]")
         console.print(stage_table(result))
         for line in _details(report):
             console.print(line)
     if report["acceptance_length"] is not None:
-        console.print(f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens a pass of the target, with its draft")
+        console.print(
+            f"[b]Decoding[/b]  {report['acceptance_length']:.2f} tokens per pass of the target, with its draft"
+        )
     for name in NOTES:
         for line in report[name]:
-            console.print(f"[b]{NOTES[name]}[/b]  {_shown(line)}")
+            console.print(f"[b]{NOTES[name]}[/b]  {_safe(line)}")
     if report["window"]:
-        console.print(f"[b]Window[/b]  {_shown(report['window'])}")
+        console.print(f"[b]Window[/b]  {_safe(report['window'])}")
     console.print(why(result))
     paths = [Path(path) for path in report["files"].values()]
     names = ", ".join(path.name for path in paths)
-    console.print(f"[b]Written to[/b] {_shown(str(paths[0].parent))}: {_shown(names)}", soft_wrap=True)
+    console.print(f"[b]Written to[/b] {_safe(str(paths[0].parent))}: {_safe(names)}", soft_wrap=True)
     if report["needle_recall"] is not None:
         console.print(f"[b]Needle kept[/b]  {100 * report['needle_recall']:.0f} % of its tokens")
     console.print(
@@ -215,22 +221,22 @@ def print_outcome(console: Console, report: dict[str, Any], result: RunResult, v
         f"{report['keep_ratio']:.4f}; {report['forced_tokens']:,} of them by constraint"
     )
     if report["reasoning"]:
-        console.print(f"[b]Thinking[/b]  [dim]{_shown(report['reasoning'])}[/dim]")
+        console.print(f"[b]Thinking[/b]  [dim]{_safe(report['reasoning'])}[/dim]")
     if report["reasoning"] and not report["answer"]:
-        console.print("All tokens went into thinking; raise --max-new-tokens, or ask with --thinking off.")
+        console.print("All tokens went into thinking; raise --max-new-tokens, or use --thinking off.")
     both = len(passes(result)) > 1
     if both and result.full.reasoning:  # type: ignore[union-attr]
-        console.print(f"[b]Full prefill thinks[/b]  [dim]{_shown(report['full_reasoning'])}[/dim]")
+        console.print(f"[b]Full prefill thinks[/b]  [dim]{_safe(report['full_reasoning'])}[/dim]")
     if both:
-        console.print(f"[b]Full prefill answers[/b]  {_shown(report['full_answer'])}")
+        console.print(f"[b]Full prefill answers[/b]  {_safe(report['full_answer'])}")
     verdict = {True: " [green]right[/green]", False: " [red]wrong[/red]", None: ""}[report["correct"]]
-    console.print(f"[b]Answer[/b]  {_shown(report['answer'])}{verdict}")
+    console.print(f"[b]Answer[/b]  {_safe(report['answer'])}{verdict}")
     against = f" against {report['full_ttft_s']:.2f} s: {report['speedup']:.1f}x" if both else ""
     console.print(f"[b]Time to first token[/b]  {report['ttft_s']:.2f} s{against}")
 
 
-def _shown(text: str) -> str:
-    """What strangers or models wrote, for Rich: neither its markup nor the terminal's."""
+def _safe(text: str) -> str:
+    """Escape text that is not ours for Rich, so that it has neither its markup nor terminal controls."""
     return escape(printable(text))
 
 
@@ -245,21 +251,21 @@ NOTES = {
     "retrieval": "Retrieval",
     "launches": "Launches",
     "selection": "Selection",
-}  # lists of a report that say what should not go unsaid
+}  # keys of a report's lists of notes, with their titles
 
 
 def _details(report: dict[str, Any]) -> Iterator[str]:
-    for who in ("drafter", "target"):
-        density = report[f"{who}_density"]
+    for role in ("drafter", "target"):
+        density = report[f"{role}_density"]
         if density is not None:
-            how = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
-            yield f"[b]Attention of the {who}[/b]  {how}"
+            rule = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
+            yield f"[b]Attention of the {role}[/b]  {rule}"
     yield f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB"
     yield from memory_lines(report["residency"])
 
 
 LONGEST = 160  # characters of a needle in the list of needles
-STRIP = "The whole prompt; a needle that was left out, wholly or in part, is hollow. Press to go there."
+STRIP = "The whole prompt; a needle that was left out, fully or in part, is hollow. Click to go there."
 STRIP_ROWS = ("importance", "share kept", "needles, question")
 STYLE = """
 .answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .75rem; }
@@ -276,33 +282,36 @@ STYLE = """
 """
 
 
-def run_page(result: RunResult, report: Mapping[str, Any], told: Mapping[str, Any], why: str) -> str:
-    """The page; everything in it that anybody else wrote is escaped. `report` is what `sp run --json` says, `told` what
-    the trace does, `why` whether compression was active."""
-    kept = None if result.selection is None else result.selection.selected
-    heated = Heated.of(result.prompt, kept, result.scores)
+def run_page(result: RunResult, report: Mapping[str, Any], trace_facts: Mapping[str, Any], why: str) -> str:
+    """Return the HTML page of a run; all text that is not ours is escaped.
+
+    `report` is the object of `sp run --json`, `trace_facts` are the facts of the trace, `why` is the line on why
+    compression was or was not active.
+    """
+    selected = None if result.selection is None else result.selection.selected
+    heated = Heated.of(result.prompt, selected, result.scores)
     return page(
-        f"sp run: {told.get('question') or 'a prompt'}"[:80],
+        f"sp run: {trace_facts.get('question') or 'a prompt'}"[:80],
         tag("main",
-            tag("h1", told.get("question") or "A prompt"),
+            tag("h1", trace_facts.get("question") or "A prompt"),
             _answers(result, report),
             tag("p", why, id="why"),
             _figures(report),
             tag("h2", "Tokens"), *_tokens(heated, result),
             tag("h2", "Times"), _times(result),
-            tag("h2", "Settings"), _settings(told, report)),
+            tag("h2", "Settings"), _settings(trace_facts, report)),
         styles=(asset("heat.css"), STYLE),
         scripts=(asset("heat.js"), asset("sort.js")),
     )  # fmt: skip
 
 
 def _answers(result: RunResult, report: Mapping[str, Any]) -> Html:
-    shown = [_answer("Full prefill" if result.selection is None else "Compressed", report, "")]
+    sections = [_answer("Full prefill" if result.selection is None else "Compressed", report, "")]
     if result.full is not None and result.full is not result.answer:
-        shown.append(_answer("Full prefill", report, "full_"))
-    gain = report["speedup"] if len(shown) > 1 else None
+        sections.append(_answer("Full prefill", report, "full_"))
+    gain = report["speedup"] if len(sections) > 1 else None
     faster = tag("p", tag("b", f"{gain:.1f}x"), " as fast to the first token as the full prefill") if gain else ""
-    return join([tag("div", *shown, class_="answers"), faster])
+    return join([tag("div", *sections, class_="answers"), faster])
 
 
 def _answer(title: str, report: Mapping[str, Any], prefix: str) -> Html:
@@ -318,16 +327,16 @@ def _answer(title: str, report: Mapping[str, Any], prefix: str) -> Html:
 
 def _figures(report: Mapping[str, Any]) -> Html:
     share = f"{100 * report['keep_ratio']:.1f} %"
-    shown: list[tuple[str, object]] = [
+    figures: list[tuple[str, object]] = [
         ("Kept", f"{report['kept_tokens']:,} of {report['prompt_tokens']:,} tokens, {share}"),
         ("By constraint", f"{report['forced_tokens']:,} of them, whatever their scores"),
     ]
     if report["needle_recall"] is not None:
-        shown.append(("Needle kept", f"{100 * report['needle_recall']:.0f} % of its tokens"))
+        figures.append(("Needle kept", f"{100 * report['needle_recall']:.0f} % of its tokens"))
     if report["acceptance_length"] is not None:
-        shown.append(("Decoding", f"{report['acceptance_length']:.2f} tokens a pass of the target"))
-    shown.append(("Peak memory", f"{report['peak_bytes'] / 2**20:,.0f} MiB"))
-    return facts(shown)
+        figures.append(("Decoding", f"{report['acceptance_length']:.2f} tokens per pass of the target"))
+    figures.append(("Peak memory", f"{report['peak_bytes'] / 2**20:,.0f} MiB"))
+    return facts(figures)
 
 
 def _tokens(heated: Heated, result: RunResult) -> Sequence[Html]:
@@ -345,8 +354,8 @@ def _legend(result: RunResult) -> Html:
     levels = join(tag("i", f" {100 * share:g} % ", class_=f"h{level}") for level, share in enumerate(LEVELS, 1))
     kinds = (("kept", "kept"), ("dropped", "left out"), ("question", "question, kept"), ("needle", "needle, kept"),
              ("lost", "needle, left out"))  # fmt: skip
-    shown = join(tag("span", name, class_=kind) for kind, name in kinds)
-    return tag("p", "More important than ", levels, "of the tokens.", tag("br"), shown, class_="legend")
+    labels = join(tag("span", name, class_=kind) for kind, name in kinds)
+    return tag("p", "More important than ", levels, "of the tokens.", tag("br"), labels, class_="legend")
 
 
 def _places(heated: Heated, places: Sequence[Place]) -> Html:
@@ -390,20 +399,22 @@ def _times(result: RunResult) -> Html:
     return sortable("Stages", ["pass", "stage", "seconds", "on one scale", "tokens", "share"], rows, ["stage"])
 
 
-def _settings(told: Mapping[str, Any], report: Mapping[str, Any]) -> Html:
-    shown: list[tuple[str, object]] = [(name, _said(value)) for name, value in told.get("options", {}).items()]
+def _settings(trace_facts: Mapping[str, Any], report: Mapping[str, Any]) -> Html:
+    settings: list[tuple[str, object]] = [
+        (name, _value_text(value)) for name, value in trace_facts.get("options", {}).items()
+    ]
     for role in ("target", "drafter", "draft"):
-        described = told.get(role)
+        described = trace_facts.get(role)
         if described:
-            inside = facts([(name, _said(value)) for name, value in described.items()])
-            shown.append((role, tag("details", tag("summary", described.get("file") or role), inside)))
+            details = facts([(name, _value_text(value)) for name, value in described.items()])
+            settings.append((role, tag("details", tag("summary", described.get("file") or role), details)))
     for name in ("window", *NOTES):
         if value := report.get(name):
-            shown.append((name, value if isinstance(value, str) else "; ".join(map(str, value))))
-    return join([facts(shown), tag("p", f"Written by sp {told.get('sp', '')}", class_="note")])
+            settings.append((name, value if isinstance(value, str) else "; ".join(map(str, value))))
+    return join([facts(settings), tag("p", f"Written by sp {trace_facts.get('sp', '')}", class_="note")])
 
 
-def _said(value: object) -> str:
+def _value_text(value: object) -> str:
     return "none" if value is None else "yes" if value is True else "no" if value is False else str(value)
 
 
@@ -411,32 +422,34 @@ STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle":
 
 
 def runs(result: RunResult) -> Iterator[tuple[str, int, int]]:
-    """Consecutive tokens of one kind as (kind, first token, end token)."""
-    found = kinds(result.prompt, None if result.selection is None else result.selection.selected)
-    for start, end in edges(found):
-        yield KINDS[found[start]], start, end
+    """Iterate over runs of consecutive tokens of one kind, as (kind, first token, end token)."""
+    kinds_of_tokens = kinds(result.prompt, None if result.selection is None else result.selection.selected)
+    for start, end in edges(kinds_of_tokens):
+        yield KINDS[kinds_of_tokens[start]], start, end
 
 
 def piece(result: RunResult, start: int, end: int) -> str:
-    """Text of tokens [start, end); bytes cut off from their character are shown as U+FFFD."""
+    """Return the text of tokens [start, end); bytes of incomplete characters are U+FFFD."""
     return text_of(result.prompt.prompt.text.encode(), result.prompt.bytes, start, end)
 
 
 def as_text(result: RunResult, limit: int | None = 1600) -> Text:
-    """Kept text for a terminal, gaps replaced by their length; cut after `limit` characters around the needle. Pieces
-    next to the needle are always shown whole, so the excerpt shows what matters most."""
+    """Return kept text for a terminal, with gaps replaced by their lengths, and cut after `limit` characters.
+
+    The question, the needle and the runs of tokens next to it are always shown in full.
+    """
     parts = list(runs(result))
-    shown = Text()
-    spent = 0
-    for at, (kind, start, end) in enumerate(parts):
-        near = any(other[0].endswith("needle") for other in parts[max(0, at - 1) : at + 2])
+    excerpt = Text()
+    letters = 0
+    for index, (kind, start, end) in enumerate(parts):
+        near_needle = any(other[0].endswith("needle") for other in parts[max(0, index - 1) : index + 2])
         if kind == "dropped":
-            shown.append(f" […{end - start:,} tokens…] ", style="dim")
-        elif limit is None or spent < limit or near or kind == "question":
+            excerpt.append(f" […{end - start:,} tokens…] ", style="dim")
+        elif limit is None or letters < limit or near_needle or kind == "question":
             text = printable(piece(result, start, end))
-            spent += len(text)
+            letters += len(text)
             # Colour alone would not show that a needle is missing, and a pipe has none.
-            shown.append(f"[left out: {text}]" if kind == "lost needle" else text, style=STYLES[kind])
+            excerpt.append(f"[left out: {text}]" if kind == "lost needle" else text, style=STYLES[kind])
         else:
-            shown.append(f" [{end - start:,} kept tokens not shown] ", style="dim")
-    return shown
+            excerpt.append(f" [{end - start:,} kept tokens not shown] ", style="dim")
+    return excerpt

@@ -1,4 +1,4 @@
-"""Pages of evaluations: what a study of scorers found, with its tables and pictures, and summaries that are lines."""
+"""Pages of evaluations: results of scorers with tables and pictures, and pages of summary lines."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """What of a summary is drawn (columns of value and interval, times a factor) and listed (heads and columns); `name`
-    is what a line is called, `ends` are of the scale, whose middle is zero without."""
+    """Columns of a summary for the plot and the table of a page.
+
+    `value`, `low` and `high` are the columns of a plotted value and its interval, which are multiplied by `times` and
+    formatted with `pattern`; `columns` are the columns of the table by head; `name` returns the name of a line; `ends`
+    are those of the scale, by default symmetric around zero.
+    """
 
     value: str
     low: str
@@ -52,7 +56,7 @@ def _strategy(line: Summary) -> str:
 
 
 PREDICTED = View(
-    "nll_change", "nll_change_low", "nll_change_high", 1, "nats a token more than in full (95 %)", "{:+.3f}",
+    "nll_change", "nll_change_low", "nll_change_high", 1, "nats per token above full prefill (95 %)", "{:+.3f}",
     {"task": "task", "tokens": "tokens_asked", "keep": "keep_ratio", "kept": "realised_keep", "n": "n",
      "not run": "not_run", "perplexity": "perplexity", "nll": "nll", "KL": "kl", "same token": "agreement"},
     _strategy,
@@ -72,21 +76,23 @@ NATURAL = View(
 )  # fmt: skip
 LINE_WORDS = frozenset({"task", "kind", "overlap"})
 GROUP = ("task", "kind", "overlap", "tokens_asked", "keep_ratio")
-"""Lines that have these in common stand in one plot; the full prefill, which has no keep ratio, in each."""
+"""Columns that the lines of a plot have in common; the full prefill, which has no keep ratio, is in all plots."""
 
 
 def lines_page(title: str, lines: Sequence[Summary], view: View, note: str = "") -> str:
-    """The page; all text of lines is escaped."""
+    """Return the HTML page of summary lines; all text of the lines is escaped."""
     ratios = sorted({line["keep_ratio"] for line in lines if line["cell"] >= 0 and line["keep_ratio"] is not None})
     places = list(dict.fromkeys(tuple(line.get(name) for name in GROUP[:-1]) for line in lines))
     plots = []
     for place in places:
-        there = [line for line in lines if tuple(line.get(name) for name in GROUP[:-1]) == place]
+        of_place = [line for line in lines if tuple(line.get(name) for name in GROUP[:-1]) == place]
         for keep in ratios:
-            mine = [line for line in there if line["cell"] < 0 or line["keep_ratio"] == keep]
-            if any(line["cell"] >= 0 for line in mine):
-                said = " · ".join(f"{part:,} tokens" if isinstance(part, int) else str(part) for part in place if part)
-                plots.append(_plot(f"{said} · keep {keep:g}", mine, view))
+            of_ratio = [line for line in of_place if line["cell"] < 0 or line["keep_ratio"] == keep]
+            if any(line["cell"] >= 0 for line in of_ratio):
+                place_text = " · ".join(
+                    f"{part:,} tokens" if isinstance(part, int) else str(part) for part in place if part
+                )
+                plots.append(_plot(f"{place_text} · keep {keep:g}", of_ratio, view))
     note_below = [tag("p", note, class_="note")] if note else []
     first, rest = plots[:4], plots[4:]
     more = [tag("details", tag("summary", f"More ({len(rest)})"), *rest)] if rest else []
@@ -104,16 +110,16 @@ def lines_page(title: str, lines: Sequence[Summary], view: View, note: str = "")
 
 
 def _plot(title: str, lines: Sequence[Summary], view: View) -> Html:
-    drawn = []
+    plotted = []
     for line in lines:
         value, low, high = (_times(line.get(one), view.times) for one in (view.value, view.low, view.high))
-        drawn.append(
+        plotted.append(
             Line(view.name(line), "full" if line["cell"] < 0 else kind_of(line["scorer"]), line["n"], value, low, high)
         )
-    known = [value for one in drawn for value in (one.value, one.low, one.high) if value is not None]
-    low, high = view.ends or spread(known)
-    full = next((one.value for one in drawn if one.kind == "full"), None)
-    return forest(title, Scale(view.title, low, high, view.pattern, full), drawn)
+    values = [value for one in plotted for value in (one.value, one.low, one.high) if value is not None]
+    low, high = view.ends or spread(values)
+    full = next((one.value for one in plotted if one.kind == "full"), None)
+    return forest(title, Scale(view.title, low, high, view.pattern, full), plotted)
 
 
 def _times(value: float | None, factor: float) -> float | None:
@@ -131,18 +137,18 @@ def _table(lines: Sequence[Summary], view: View) -> Html:
 def _cell(value: Any) -> Cell:
     if value is None:
         return Cell("", "")
-    shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return Cell(shown, value)
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return Cell(text, value)
 
 
-SHOWN_KEEP = (0.05, 0.1)  # keep ratios of the detailed tables, if they were run; else the smallest one that was
+DETAILED_RATIOS = (0.05, 0.1)  # keep ratios of the detailed tables; if none was run, the smallest that was
 MAPS_A_PAGE = 6
 
 
 def quality(group: Comparable, out: Path, prefix: str, times: bool, picture: PictureFormat) -> list[str]:
     """Return sections on answers, selections and, with `times`, time; write their pictures into `out`.
 
-    Names of files begin with `prefix`. What the drafter was trained for stands once above, see `write_report`.
+    Names of files begin with `prefix`. `write_report` writes the note on the drafter's training.
     """
     table = Table.of(group.rows)
 
@@ -152,11 +158,11 @@ def quality(group: Comparable, out: Path, prefix: str, times: bool, picture: Pic
         return picture_markdown(title, file)
 
     ratios = table.values("keep_ratio")
-    shown = [ratio for ratio in SHOWN_KEEP if ratio in ratios] or ratios[:1]
+    detailed = [ratio for ratio in DETAILED_RATIOS if ratio in ratios] or ratios[:1]
     parts = [
         "Right answers in per cent, with Wilson 95 % intervals; differences to the full prefill of the same examples "
-        "in points, with paired bootstrap 95 % intervals. Scorers that read no model are controls and stand last, but "
-        "for oracles that read the target: those and `oracle` know its answer or the evidence: upper references. "
+        "in points, with paired bootstrap 95 % intervals. Controls are scorers that read no model. Oracles know the "
+        "evidence or the answer of the target, and are upper references; both are at the end of the tables. "
         f"Every group of one task, length and keep ratio is in [{prefix}cells.csv]({prefix}cells.csv).",
         "## Right answers by keep ratio\n\nAll tasks and lengths together.\n\n"
         + grid_table(table, "keep_ratio", share, name=lambda r: f"keep {r:g}"),
@@ -174,25 +180,25 @@ def quality(group: Comparable, out: Path, prefix: str, times: bool, picture: Pic
         parts.append(draw(forest_figure(table, ratios[0]), "forest", "Right answers by strategy"))
     if times:
         parts.append(draw(pareto_figure(table, "ttft_s"), "pareto_ttft", "Right answers over time"))
-    for keep in shown:
+    for keep in detailed:
         parts.append(f"## By task, keep ratio {keep:g}\n\n" + grid_table(table, "task", share, keep=keep))
         if table.oracles:
-            far = grid_table(table, "task", oracle_points, keep=keep)
-            parts.append(f"### Distance to the oracle, keep ratio {keep:g}\n\n{far}")
+            distances = grid_table(table, "task", oracle_points, keep=keep)
+            parts.append(f"### Distance to the oracle, keep ratio {keep:g}\n\n{distances}")
         by_length = grid_table(table, "tokens_asked", share, keep=keep, name=tokens_label)
         parts.append(f"## By prompt tokens, keep ratio {keep:g}\n\n" + by_length)
-    parts.append("## What was kept\n\n" + kept_table(table, shown))
+    parts.append("## Kept text\n\n" + kept_table(table, detailed))
     if any(row.get("acceptance_length") is not None for row in table.rows):
-        parts.append("## Decoding\n\nMean tokens a pass, median seconds.\n\n" + decode_table(table, shown))
-    for keep in shown:
+        parts.append("## Decoding\n\nMean tokens per pass, median seconds.\n\n" + decode_table(table, detailed))
+    for keep in detailed:
         parts += needle_maps(table, keep, draw)
     if times:
         longest = table.values("tokens_asked")[-1]
-        stages = draw(stage_figure(table, longest, shown[0]), "stages", f"Stages at {tokens_label(longest)} tokens")
+        stages = draw(stage_figure(table, longest, detailed[0]), "stages", f"Stages at {tokens_label(longest)} tokens")
         parts.append(
-            f"## Time to the first token, keep ratio {shown[0]:g}\n\n"
-            + "Median seconds, and the full prefill's time over it.\n\n"
-            + f"{time_table(table, shown[0])}\n\n{stages}"
+            f"## Time to the first token, keep ratio {detailed[0]:g}\n\n"
+            + "Median seconds, and the median speedup over the full prefill.\n\n"
+            + f"{time_table(table, detailed[0])}\n\n{stages}"
         )
     write_atomic(out / f"{prefix}cells.csv", cells_csv(table, times).encode())
     return parts
@@ -206,10 +212,10 @@ def needle_maps(table: Table, keep: float, draw: Callable[[Figure, str, str], st
     parts = []
     rows = [row for row in table.rows if row.get("depth") is not None and row["task"].startswith("needle")]
     lengths = {task: {row["tokens_asked"] for row in rows if row["task"] == task} for task in {r["task"] for r in rows}}
-    tasks = sorted(task for task, found in lengths.items() if len(found) > 1)
+    tasks = sorted(task for task, counts in lengths.items() if len(counts) > 1)
     for task in tasks:
-        there = {row["strategy"] for row in table.rows if row["task"] == task}
-        names = [name for name in table.strategies() if name in there]
+        present = {row["strategy"] for row in table.rows if row["task"] == task}
+        names = [name for name in table.strategies() if name in present]
         slug = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in task)[:80]
         for number, start in enumerate(range(0, len(names), MAPS_A_PAGE), 1):
             figure = needle_figure(table, task, keep, names[start : start + MAPS_A_PAGE])
@@ -224,18 +230,18 @@ HEADS = (
 )  # fmt: skip
 TIMES = HEADS[-2:]
 WORDS = frozenset({"task"})
-MOST = 24  # forest plots of one task or length, a keep ratio
+MOST = 24  # forest plots by task, or by length, for each keep ratio
 BY = {"task": "By task", "tokens_asked": "By prompt tokens"}
-HOW = (
+READING_HELP = (
     "Right answers in per cent with Wilson 95 % intervals; differences to the full prefill of the same examples in "
     "points, with paired bootstrap 95 % intervals. The dashed line is the full prefill. Controls read no model; "
-    "oracles know the evidence or the answer. Both are only there to compare with."
+    "oracles know the evidence or the answer. Both are references only."
 )
 
 
 @dataclass(frozen=True)
 class Section:
-    """Rows of which every strategy read the same examples. `note`: what the drafter was trained for, if it is known."""
+    """Rows in which every strategy read the same examples. `note`: on the drafter's training, if it is known."""
 
     title: str
     rows: Sequence[Row] = field(repr=False)
@@ -257,15 +263,15 @@ def study_page(
     title : str
     sections : sequence of Section
     source_facts : sequence of (name, value)
-        Where the rows come from.
+        Sources of the rows.
     times : bool
-        Show seconds; those of runs that shared a device mean nothing.
+        Include seconds; those of runs that shared a device mean nothing.
     note : str
-        What the drafter of all sections was trained for; empty where they differ and each says its own.
+        Note on the training of the drafter of all sections; empty if sections have different ones of their own.
     """
     body: list[object] = [tag("h1", title)]
-    body += [tag("h2", "Where these results come from"), facts(list(source_facts))] if source_facts else []
-    body += [tag("h2", "How to read the plots"), tag("p", HOW)]
+    body += [tag("h2", "Sources of these results"), facts(list(source_facts))] if source_facts else []
+    body += [tag("h2", "How to read the plots"), tag("p", READING_HELP)]
     body += [tag("p", note, class_="note")] if note else []
     for section in sections:
         body.append(tag("h2", section.title if len(sections) > 1 else "Answers"))
@@ -287,40 +293,41 @@ def _section(section: Section, times: bool) -> Iterator[Html]:
     for keep in table.values("keep_ratio"):
         yield tag("h3", f"Keep ratio {keep:g}")
         pooled = {key[0]: group for key, group in table.groups(keep=[keep]).items()}
-        where = f"{_several(tasks, 'task')}, {_several([tokens_label(one) for one in lengths], 'length')}"
+        where = f"{_several(tasks, 'task')}, {_several([tokens_label(tokens) for tokens in lengths], 'length')}"
         yield _answers(f"Right answers: {where}", pooled)
         yield _differences(f"Against the full prefill: {where}", pooled)
         if len(tasks) > 1:
-            yield _each(table, keep, "task", tasks, str)
+            yield _plots_by(table, keep, "task", tasks, str)
         if len(lengths) > 1:
-            yield _each(table, keep, "tokens_asked", lengths, lambda tokens: f"{tokens_label(tokens)} tokens")
+            yield _plots_by(table, keep, "tokens_asked", lengths, lambda tokens: f"{tokens_label(tokens)} tokens")
     yield tag("h3", "Every strategy, task, length and keep ratio")
     yield _cells(f"Every cell of {section.title}", cells, times)
 
 
-def _sizes(cells: dict[tuple[Any, ...], Group], tasks: Sequence[str], lengths: Sequence[int], lost: int) -> str:
-    """How much there is to go by, and what one example cannot say."""
+def _sizes(cells: dict[tuple[Any, ...], Group], tasks: Sequence[str], lengths: Sequence[int], not_run: int) -> str:
+    """Return a sentence on the numbers of cells and examples, with a warning about cells of one example."""
     sizes = sorted({group.n for group in cells.values()})
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    told = f"{len(cells):,} cells of {span} example{'s' * (sizes[-1] > 1)}: {_several(tasks, 'task')}, "
-    told += f"{_several([tokens_label(one) for one in lengths], 'length')}."
+    text = f"{len(cells):,} cells of {span} example{'s' * (sizes[-1] > 1)}: {_several(tasks, 'task')}, "
+    text += f"{_several([tokens_label(tokens) for tokens in lengths], 'length')}."
     if single := sum(group.n == 1 for group in cells.values()):
-        told += f" {single:,} of them rest on one example (n = 1), which says next to nothing of how often."
-    return told + (f" {lost:,} rows were not run." if lost else "")
+        text += f" {single:,} of them have one example (n = 1), too few to estimate a rate."
+    return text + (f" {not_run:,} rows were not run." if not_run else "")
 
 
-def _several(names: Sequence[str], what: str) -> str:
-    return f"{what} {names[0]}" if len(names) == 1 else f"{len(names)} {what}s"
+def _several(names: Sequence[str], noun: str) -> str:
+    return f"{noun} {names[0]}" if len(names) == 1 else f"{len(names)} {noun}s"
 
 
-def _each(table: Table, keep: float, by: str, values: Sequence[Any], name: Callable[[Any], str]) -> Html:
-    """The same for each task or length, closed."""
+def _plots_by(table: Table, keep: float, by: str, values: Sequence[Any], name: Callable[[Any], str]) -> Html:
+    """Return plots of each task or length, in an element that is closed at first."""
     groups = table.groups(by, keep=[keep])
-    shown = [
-        _answers(name(one), {key[0]: group for key, group in groups.items() if key[1] == one}) for one in values[:MOST]
+    plots = [
+        _answers(name(value), {key[0]: group for key, group in groups.items() if key[1] == value})
+        for value in values[:MOST]
     ]
     rest = f"; {len(values) - MOST} more in the table" if len(values) > MOST else ""
-    return tag("details", tag("summary", f"{BY[by]} ({len(shown)}{rest})"), *shown)
+    return tag("details", tag("summary", f"{BY[by]} ({len(plots)}{rest})"), *plots)
 
 
 def _answers(title: str, groups: dict[str, Group]) -> Html:
@@ -332,23 +339,23 @@ def _answers(title: str, groups: dict[str, Group]) -> Html:
 
 def _line(name: str, groups: Mapping[str, Group], shares: tuple[float, float, float]) -> Line:
     value, low, high = (100 * share for share in shares)
-    return Line(name, kind_of(name), groups[name].n, value, low, high, _partly(groups[name], groups))
+    return Line(name, kind_of(name), groups[name].n, value, low, high, _coverage_note(groups[name], groups))
 
 
-def _partly(group: Group, groups: Mapping[str, Group]) -> str:
-    """What of the others' tasks and lengths a strategy was not asked; nothing if it was asked all of it."""
-    told = []
-    for column, what in (("task", "tasks"), ("tokens_asked", "lengths")):
-        asked = {row[column] for row in group.rows}
-        all_asked = {row[column] for one in groups.values() for row in one.rows}
-        told += [f"{len(asked)} of {len(all_asked)} {what}"] if asked < all_asked else []
-    return "only " + ", ".join(told) if told else ""
+def _coverage_note(group: Group, groups: Mapping[str, Group]) -> str:
+    """Return a note if a strategy has fewer tasks or lengths than all strategies together; else empty."""
+    parts = []
+    for column, noun in (("task", "tasks"), ("tokens_asked", "lengths")):
+        own = {row[column] for row in group.rows}
+        everything = {row[column] for other in groups.values() for row in other.rows}
+        parts += [f"{len(own)} of {len(everything)} {noun}"] if own < everything else []
+    return "only " + ", ".join(parts) if parts else ""
 
 
 def _differences(title: str, groups: dict[str, Group]) -> Html:
-    """Differences to the full prefill in points; nothing where none was run."""
-    found = {name: group.difference() for name, group in groups.items() if not name.startswith(FULL)}
-    lines = [_line(name, groups, each) for name, each in found.items() if each]
+    """Return a plot of differences to the full prefill in points; empty if it was not run."""
+    differences = {name: group.difference() for name, group in groups.items() if not name.startswith(FULL)}
+    lines = [_line(name, groups, difference) for name, difference in differences.items() if difference]
     if not lines:
         return Html("")
     low, high = spread([value for line in lines for value in (line.value, line.low, line.high) if value is not None])
@@ -362,7 +369,7 @@ def _cells(caption: str, cells: dict[tuple[Any, ...], Group], times: bool) -> Ht
         low, high = group.interval
         kind = kind_of(strategy)
         name = [strategy, tag("small", f" {kind}")] if kind in ("control", "oracle") else [strategy]
-        one = [
+        row = [
             Cell(join(name), strategy),
             Cell(task, task),
             Cell(f"{tokens:,}", tokens),
@@ -377,16 +384,16 @@ def _cells(caption: str, cells: dict[tuple[Any, ...], Group], times: bool) -> Ht
             _measured(group.median("ttft_s"), "{:.3g}"),
             _measured(group.speedup(), "{:.1f}"),
         ]
-        rows.append(one if times else one[: -len(TIMES)])
+        rows.append(row if times else row[: -len(TIMES)])
     heads = HEADS if times else HEADS[: -len(TIMES)]
     return sortable(caption, heads, rows, WORDS)
 
 
 def _points(group: Group) -> Cell:
-    found = group.difference()
-    if found is None:
+    difference = group.difference()
+    if difference is None:
         return Cell("", "")
-    mean, low, high = (100 * value for value in found)
+    mean, low, high = (100 * value for value in difference)
     return Cell(f"{mean:+.0f} ({low:+.0f} to {high:+.0f})" if group.n > 1 else f"{mean:+.0f}", mean)
 
 
