@@ -41,11 +41,7 @@ LONGEST = 1 << 21
 
 @dataclass(frozen=True)
 class Labels:
-    """Source of the labels.
-
-    `scorer` is an oracle, whose best chunks count as evidence; None takes the evidence of the examples. `top` is the
-    share of the document's chunks that count.
-    """
+    """Source of the labels: the evidence of the examples, or the share `top` of chunks that an oracle scores best."""
 
     scorer: Scorer | None = None
     top: float = TOP
@@ -160,10 +156,7 @@ def _lengths(entries: Mapping[str, ConfigValue]) -> tuple[int, ...]:
 
 
 def _tasks(section: ConfigValue, seed: int) -> dict[str, Task]:
-    """Return the tasks by label, with the seed of the file unless they have one.
-
-    The default seed is not 0, with which evaluations begin, so that training and evaluation share no examples.
-    """
+    """Return the tasks by label, with the seed of the file unless they have one; its default is not that of `sp eval`."""
     by_label: dict[str, Task] = {}
     for item in chain.from_iterable(map(_suite, section.items())):
         task, _ = make_strategy({"task": item}, "task", TASKS, "")
@@ -225,11 +218,8 @@ def _labels(section: ConfigValue) -> Labels:
 
 @dataclass(frozen=True)
 class Readers:
-    """Models of a training.
-
-    `tokenizer` and `template` are those of the target, with which prompts are measured and rendered; `target` is
-    loaded only if labels are from a scorer that runs on it.
-    """
+    """Models of a training. Prompts are measured and rendered by `tokenizer` and `template`, which are the target's;
+    `target` is loaded only if labels are from a scorer that runs on it."""
 
     drafter: Loaded
     tokenizer: Tokenizer

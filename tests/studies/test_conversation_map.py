@@ -131,7 +131,7 @@ def test_the_last_conversation_of_a_file_is_read_and_reported(tmp_path: Path) ->
 )  # fmt: skip
 def test_a_row_that_cannot_be_drawn_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     path = written(tmp_path / "rows.jsonl", ROWS[0], {**ROWS[1], **change})
-    with pytest.raises(ConfigError, match=re.escape(f"{path}, line 2: no turn of a conversation")):
+    with pytest.raises(ConfigError, match=re.escape(f"{path}, line 2: not a turn of a conversation")):
         read_turns(path)
 
 

@@ -109,7 +109,7 @@ def test_nothing_is_written_unless_all_can_be(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for page, why in (
         (bad, "once each"),
-        (binary, "no UTF-8 text"),
+        (binary, "not UTF-8 text"),
         (tmp_path / "missing.md", "cannot read"),
         (tmp_path / "empty", "no page below"),
     ):

@@ -267,19 +267,6 @@ def _details(report: dict[str, Any]) -> Iterator[str]:
 LONGEST = 160  # characters of a needle in the list of needles
 STRIP = "The whole prompt; a needle that was left out, fully or in part, is hollow. Click to go there."
 STRIP_ROWS = ("importance", "share kept", "needles, question")
-STYLE = """
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: .75rem; }
-.answers section { border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
-.answers h2 { margin: 0; font-size: .95rem; } .answer { white-space: pre-wrap; font-size: 1.1rem; margin: .3rem 0; }
-.whole .kept { border: 0; }
-.along { display: flex; gap: .6rem; } .along .strip { flex: 1; min-width: 0; }
-.rows { display: flex; flex-direction: column; height: 5.5rem; font-size: .875rem;
-  color: var(--soft); line-height: 1.1; }
-.rows span { flex: 28 1 0; display: flex; align-items: center; } .rows span:nth-child(2) { flex-grow: 22; }
-.rows span:last-child { flex-grow: 12; }
-@media (max-width: 40rem) { .rows { font-size: .8rem; width: 5rem; } }
-.took { width: 8rem; } .took svg { display: block; width: 100%; height: .8rem; } .took rect { fill: var(--mark); }
-"""
 
 
 def run_page(result: RunResult, report: Mapping[str, Any], trace_facts: Mapping[str, Any], why: str) -> str:
@@ -300,7 +287,7 @@ def run_page(result: RunResult, report: Mapping[str, Any], trace_facts: Mapping[
             tag("h2", "Tokens"), *_tokens(heated, result),
             tag("h2", "Times"), _times(result),
             tag("h2", "Settings"), _settings(trace_facts, report)),
-        styles=(asset("heat.css"), STYLE),
+        styles=(asset("heat.css"), asset("run.css", __package__)),
         scripts=(asset("heat.js"), asset("sort.js")),
     )  # fmt: skip
 
