@@ -156,7 +156,7 @@ def _lengths(entries: Mapping[str, ConfigValue]) -> tuple[int, ...]:
 
 
 def _tasks(section: ConfigValue, seed: int) -> dict[str, Task]:
-    """Return the tasks by label, with the seed of the file unless they have one; its default is not that of `sp eval`."""
+    """Return the tasks by label, with the seed of the file unless they have their own: by default not that of evals."""
     by_label: dict[str, Task] = {}
     for item in chain.from_iterable(map(_suite, section.items())):
         task, _ = make_strategy({"task": item}, "task", TASKS, "")
