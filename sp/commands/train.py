@@ -80,9 +80,9 @@ def train_scorer(
                 rows += [row | {"file": path.name} for row in found]
     if as_json:
         files = [{"file": str(path), "kind": file.kind, "made": dict(file.made)} for path, file in written]
-        print_json({"model": written[0][1].model, "beside": training.beside_name(), "files": files, "held_out": rows})
+        print_json({"model": written[0][1].model, "beside": training.baseline_name(), "files": files, "held_out": rows})
         return
-    show(rows, training.beside_name(), wide)
+    show(rows, training.baseline_name(), wide)
     for path, file in written:
         tasks, prompts = len(file.made["tasks"]), file.made["prompts"]
         told = f"{tasks} task{'s' * (tasks != 1)}, {prompts} prompts, labels: {file.made['labels']}"

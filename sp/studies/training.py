@@ -281,7 +281,7 @@ def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_o
 
 
 def request_of(readers: Readers, lesson: Lesson, seed: int) -> ScoreRequest:
-    """Return the score request of a lesson, without marks of thinking."""
+    """Return the score request of a lesson, without the tokens after its question."""
     return without_markup(score_request(readers.drafter, lesson.drafted, seed))
 
 
@@ -301,7 +301,7 @@ def labels_of(readers: Readers, lesson: Lesson, labels: Labels, seed: int) -> Fl
 
 def best_chunks(scores: Floats, drafted: TokenisedPrompt, top: float) -> Floats:
     """Return 1 for the tokens of the document's best chunks, a share `top` of them and at least one; else 0."""
-    chunk: Ints = np.arange(len(scores)) // HEATMAP_CHUNK
+    chunk: Ints = np.arange(len(scores)) // HEATMAP_CHUNK  # index of each token's chunk
     free = ~drafted.mask("protected")
     means = chunk_means(np.where(free, scores, 0).astype(np.float32), HEATMAP_CHUNK)
     chosen = np.argsort(-means, kind="stable")[: max(1, round(top * int(free.sum()) / HEATMAP_CHUNK))]
@@ -315,7 +315,7 @@ def auc(scores: Floats, labels: Bools) -> float:
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     below = np.cumsum(counts) - counts
-    ranks = below + (counts + 1) / 2
+    ranks = below + (counts + 1) / 2  # mean rank of equal scores, from 1
     positive = int(labels.sum())
     negative = len(labels) - positive
     if not (positive and negative):
@@ -325,7 +325,7 @@ def auc(scores: Floats, labels: Bools) -> float:
 
 
 KEEP = 0.05
-BESIDE = ("tail", {"queries": 24})  # the baseline that a trained scorer has to beat
+BASELINE = ("tail", {"queries": 24})  # the baseline that a trained scorer has to beat
 SELECTOR = ("sentence", {"neighbours": 0, "sink": 4, "tail": 0})
 """Selector of the recall measure, as in docs/results/study.md."""
 
@@ -385,12 +385,12 @@ class Trainer:
         )
 
     def judge(self, file: ScorerFile, tasks: tuple[str, ...]) -> list[Row]:
-        """Measure a trained scorer and the baseline `BESIDE` on the held-out examples, by task and length.
+        """Measure a trained scorer and the `BASELINE` on the held-out examples, by task and length.
 
         A row has ``n``, ``left_out``, and for both scorers the means of ``auc`` and of ``recall``, the share of
         evidence that is kept at `KEEP`; None if no example has a finite value.
         """
-        beside = SCORERS.build(*BESIDE)
+        baseline = SCORERS.build(*BASELINE)
         rows = []
         with TemporaryDirectory() as folder:
             path = Path(folder) / "scorer.safetensors"
@@ -400,7 +400,7 @@ class Trainer:
             for (name, tokens), group in groupby(held_out, lambda lesson: (lesson.task, lesson.tokens)):
                 measures = []
                 for lesson in group:
-                    measures.append((*self._measures(trained, lesson), *self._measures(beside, lesson)))
+                    measures.append((*self._measures(trained, lesson), *self._measures(baseline, lesson)))
                     self.progress(2)
                 known = [[value for value in column if np.isfinite(value)] for column in zip(*measures, strict=True)]
                 means = [float(np.mean(column)) if column else None for column in known]
@@ -411,6 +411,7 @@ class Trainer:
 
     def _measures(self, scorer: Scorer, lesson: Lesson) -> tuple[float, float]:
         request, drafted = request_of(self.readers, lesson, self.plan.seed), lesson.drafted
+        # The request ends after the question; the markup that follows it keeps the score 0.
         scores: Floats = np.zeros(len(drafted), np.float32)
         scores[: len(request.ids)] = scorer.score(request).scores
         protected, needle = drafted.mask("protected"), drafted.mask("needle")
@@ -443,6 +444,6 @@ def file_name(kind: str, task: str) -> str:
     return f"{kind}-without-{task.replace(' ', '-').replace('/', '-')}.safetensors"
 
 
-def beside_name() -> str:
-    """Return the name of the baseline `BESIDE` in tables."""
-    return label(SCORERS, SCORERS.build(*BESIDE))
+def baseline_name() -> str:
+    """Return the name of the `BASELINE` in tables."""
+    return label(SCORERS, SCORERS.build(*BASELINE))

@@ -295,6 +295,7 @@ def pair_name(models: Mapping[str, Mapping[str, Any]]) -> str:
 def make_board(board_rows: Iterable[BoardRow], facts: Mapping[str, str]) -> Board:
     """Group rows and summarise the groups; of two rows of an example in a cell the later one counts."""
     all_rows = list(board_rows)
+    # A selector that all rows share is a fact of the board, and no part of the strategies' names.
     selectors = sorted({str(source.row["selector"]) for source in all_rows if source.row["cell"] >= 0})
     several = len(selectors) > 1
     groups: dict[tuple[Any, ...], _Group] = {}
@@ -306,10 +307,12 @@ def make_board(board_rows: Iterable[BoardRow], facts: Mapping[str, str]) -> Boar
         sweeps[pair] = source.sweep
         keep = None if row["cell"] < 0 else row["keep_ratio"]
         weights = weights_of(row, source.files)
+        # The pair is part of the key already, and scorers whose weights left out their own task share a line.
         name = strategy_name({**row, "scorer": slotted(row), "pair": None}, several)
         key = pair, task_label(row), row["tokens_asked"], keep, name, weights
         group = groups.setdefault(key, _Group(source))
         group.rows[row["example"]] = row
+    # Only entries of the same pair, task and length, the first three of a key, are compared.
     places: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
     for key in groups:
         places[key[:3]].append(key)

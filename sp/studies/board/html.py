@@ -77,6 +77,7 @@ def _lines(entries: Sequence[BoardEntry]) -> list[MatrixLine]:
     """Return the lines ordered by kind; two files of weights with the same name have a line each."""
     grouped: dict[tuple[str, str, int], dict[str, BoardEntry]] = defaultdict(dict)
     for entry in entries:
+        # A task that a line of this name already has is of other weights: it goes into the next line of the name.
         turn = sum(entry.task in known for key, known in grouped.items() if key[:2] == (entry.scorer, entry.trained))
         grouped[entry.scorer, entry.trained, turn][entry.task] = entry
     lines = [MatrixLine(*key[:2], next(iter(by_task.values())).kind, by_task) for key, by_task in grouped.items()]
@@ -85,6 +86,7 @@ def _lines(entries: Sequence[BoardEntry]) -> list[MatrixLine]:
 
 def commands(board: Board, line: MatrixLine) -> list[str]:
     """Return the commands that repeat a line, one for all tasks with the same number of examples."""
+    # `sp eval tasks` takes one number of examples for all its tasks.
     groups: dict[int, list[BoardEntry]] = defaultdict(list)
     for entry in line.entries.values():
         groups[entry.n + entry.not_run].append(entry)
@@ -156,13 +158,13 @@ def _section(board: Board, matrix: Matrix, reference: str) -> Iterator[str]:
     if reference_line:
         yield f"Against {_escaped(reference)}, in points; bold if the two 95 % intervals are disjoint:"
         others = [line for line in compressed if line is not reference_line]
-        yield _score_table(matrix, lambda entry: beside(entry, reference_line.entries.get(entry.task)), others)
+        yield _score_table(matrix, lambda entry: difference_text(entry, reference_line.entries.get(entry.task)), others)
     texts = [command for line in matrix.lines for command in commands(board, line)]
     if texts:
         yield "<details><summary>Commands of the rows</summary>\n\n```sh\n" + "\n".join(texts) + "\n```\n\n</details>"
 
 
-def beside(entry: BoardEntry, other: BoardEntry | None) -> str:
+def difference_text(entry: BoardEntry, other: BoardEntry | None) -> str:
     """Format the difference of two accuracies in points, bold if their intervals are disjoint; a dash if one is
     missing."""
     comparison = compared(entry, other) if other else None

@@ -40,6 +40,7 @@ class Bar:
         """Return True if an accuracy is within the bound; one that was not measured is not."""
         if accuracy is None:
             return False
+        # A share that equals the bound must pass although neither is exact in binary.
         return accuracy >= self.bound - 1e-9 if self.least else accuracy <= self.bound + 1e-9
 
 

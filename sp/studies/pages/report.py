@@ -143,6 +143,7 @@ def find_sources(paths: Iterable[Path]) -> Sources:
             files = [path]
         else:
             raise ConfigError(f"{path} is not a file or folder; name results of sp sweep, sp bench or sp run")
+        # Of a folder, files of other kinds are skipped; a file that was named must be of a known kind.
         for file in files:
             fields = first_object(file)
             if "kind" in fields:

@@ -371,6 +371,7 @@ def _tools(result: RunResult) -> Html:
 
 def _times(result: RunResult) -> Html:
     both = passes(result)
+    # All bars have one scale: the longest stage of either pass is 100 units of the view box.
     most = max((stage.seconds for _, answer in both for stage in answer.trace.stages), default=0) or 1.0
     rows = []
     for label, answer in both:

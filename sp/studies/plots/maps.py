@@ -100,6 +100,7 @@ class SavedRun:
         ranges = []
         for span in self.facts["spans"]:
             if span["kind"] == kind:
+                # The span's tokens are those that end after its first byte and start before its end.
                 first = int(np.searchsorted(token_bytes[:, 1], span["start_byte"], side="right"))
                 last = int(np.searchsorted(token_bytes[:, 0], span["end_byte"], side="left"))
                 ranges.append((first / HEATMAP_CHUNK, last / HEATMAP_CHUNK))
@@ -131,9 +132,9 @@ def importance_map(run: SavedRun) -> Figure:
 
 
 def _draw(figure: Figure, axes: Axes, values: Floats, names: list[str], title: str) -> None:
-    logarithms = np.log10(np.maximum(values, 1e-6))
+    logarithms = np.log10(np.maximum(values, 1e-6))  # the floor keeps zeros finite
     image = axes.imshow(logarithms, aspect="auto", cmap="magma", interpolation="nearest")
-    labelled = range(0, len(names), -(-len(names) // LABELS))
+    labelled = range(0, len(names), -(-len(names) // LABELS))  # every k-th row, at most LABELS of them
     axes.set_yticks(labelled, [names[row] for row in labelled], fontsize=SMALLEST)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_title(title, fontsize=9, loc="left", pad=12)
@@ -177,7 +178,7 @@ def conversation_figure(rows: Sequence[Row], width: float = COLUMN) -> Figure:
     figure = Figure(figsize=(width, 0.95 + 0.24 * len(rows)), layout="constrained")
     axes = figure.subplots()
     tokens = max(row["prompt"] for row in rows)
-    columns = np.arange(0, tokens, -(-tokens // CELLS), dtype=np.float64)
+    columns = np.arange(0, tokens, -(-tokens // CELLS), dtype=np.float64)  # first token of each column
     for place, row in enumerate(rows):
         _draw_turn(axes, place, row, columns)
         axes.text(

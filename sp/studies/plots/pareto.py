@@ -66,6 +66,7 @@ def _label_lowest(grid: npt.NDArray[np.object_], panels: int, label: str) -> Non
     for axes in grid.flat[panels:]:
         axes.set_visible(False)
     for column in range(columns):
+        # The last row may be incomplete, so the lowest panel of a column can be in the row above.
         last = max(row for row in range(rows) if row * columns + column < panels)
         grid[last, column].set_xlabel(label, fontsize=9)
         grid[last, column].tick_params(labelbottom=True)
@@ -211,10 +212,12 @@ def depth_rows(depths: Sequence[float]) -> tuple[list[str], Doubles]:
     """Return names and upper edges of the map's rows: the depths if they are a grid of at most 21, else ten bins."""
     grid = sorted(set(depths))
     if len(grid) <= 21 and len(depths) >= 2 * len(grid):
-        return [f"{100 * depth:.0f}" for depth in grid], np.array(grid) + 1e-9
+        return [f"{100 * depth:.0f}" for depth in grid], np.array(
+            grid
+        ) + 1e-9  # upper edges, with a margin for rounding
     edges = np.linspace(0, 1, BINS + 1)
     names = [f"{100 * low:.0f} to {100 * high:.0f}" for low, high in pairwise(edges)]
-    edges[-1] += 1e-9
+    edges[-1] += 1e-9  # a margin for rounding, so that a depth of 1 is in the last bin
     return names, edges[1:]
 
 

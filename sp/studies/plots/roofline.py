@@ -132,6 +132,8 @@ def draw_roof(axes: Axes, measured: Sequence[Point], limits: RoofLimits) -> None
         if rate and any(point.eight_bits is kind for point in measured)
     ]
     bandwidth, highest, lowest = limits.gb_s, max(ceilings)[0], min(ceilings)[0]
+    # A ridge is at 1e3 * rate / bandwidth operations per byte (TFLOP/s over GB/s); the axis begins a decade before
+    # the first one and ends a decade after the last.
     low = min(min(point.intensity for point in measured) / 2, 1e2 * lowest / bandwidth)
     high = max(max(point.intensity for point in measured) * 2, 1e4 * highest / bandwidth)
     for place, (rate, words) in enumerate(ceilings):
@@ -149,7 +151,7 @@ def draw_roof(axes: Axes, measured: Sequence[Point], limits: RoofLimits) -> None
             ha="right",
             va="top" if below else "bottom",
         )
-    middle = float(np.sqrt(low * 1e3 * lowest / bandwidth))
+    middle = float(np.sqrt(low * 1e3 * lowest / bandwidth))  # halfway up the slope on a logarithmic axis
     axes.text(
         middle, 1.12 * middle * bandwidth / 1e3, f"{bandwidth:,.0f} GB/s, highest measured", fontsize=8, color=INK,
         ha="center", rotation=float(np.degrees(np.arctan(1.12 * bandwidth / 1e3))), rotation_mode="anchor",
@@ -281,18 +283,19 @@ def _labels(axes: Axes, of_family: Sequence[Point], view: FamilyView, limits: Ro
     for point in sorted(of_family, key=lambda point: -point.tflops):
         text = view.label(point.config)
         x, y = axes.transData.transform((point.intensity, point.tflops)) * pixels
-        width = 3.9 * len(text)
+        width = 3.9 * len(text)  # about that of the label in points, at the smallest font
         if any(text == other and abs(x - at) < 16 and abs(y - up) < 24 for other, at, up in placed):
             continue  # a neighbour has the same label
         for dx, dy in ((6, -9), (-6 - width, 4), (6, 4), (-6 - width, -9)):
             middle = x + dx + width / 2, y + dy + 3
-            if middle[1] > ceilings[point.eight_bits] - 6:
+            if middle[1] > ceilings[point.eight_bits] - 6:  # would cover the line of its ceiling
                 continue
             if all(abs(middle[0] - at[0]) > width / 2 + 3 or abs(middle[1] - at[1]) > 6 for at in occupied):
                 axes.annotate(
                     text, (point.intensity, point.tflops), xytext=(dx, dy), textcoords="offset points",
                     fontsize=SMALLEST, color=INK, zorder=4,
                 )  # fmt: skip
+                # Three places represent the label's width, as the test above is for the middle of the next one.
                 occupied += [(middle[0] + part * width / 2, middle[1]) for part in (-0.7, 0.0, 0.7)]
                 placed.add((text, float(x), float(y)))
                 break

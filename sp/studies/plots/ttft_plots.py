@@ -144,7 +144,7 @@ def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room:
         broken = total > room
         for name, colour in colours.items():
             seconds = record["metrics"]["stages"].get(name, 0.0)
-            seconds = min(seconds, room - end) if broken else seconds
+            seconds = min(seconds, room - end) if broken else seconds  # stages beyond the break have no width
             axes.barh(
                 row, seconds, left=end, facecolor=colour, edgecolor="white", hatch=hatch_of(name), linewidth=0,
                 height=0.72,
@@ -181,9 +181,9 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     for name, seconds in record["metrics"]["stages"].items():
         if name in colours:
             axes.axvspan(start, start + seconds, color=colours[name], alpha=0.35, linewidth=0)
-        start += seconds if name != "other" else 0.0
+        start += seconds if name != "other" else 0.0  # the rest of the total, which is between the stages
     x, y = zip(*record["samples"], strict=True)
-    x, y = (*x, max(x[-1], start)), (*y, y[-1])
+    x, y = (*x, max(x[-1], start)), (*y, y[-1])  # the last sample holds until the end of the stages
     axes.step(x, [value / GIB for value in y], where="post", color=INK, linewidth=1.0)
     limit = float(config["vram"].removesuffix("g")) if config.get("vram") else None
     peak = record["metrics"]["peak_bytes"] / GIB

@@ -90,6 +90,7 @@ class Group:
 
     def speedup(self) -> float | None:
         """Return the median over examples of the full prefill's time to first token over that of this strategy."""
+        # Not strict: the baseline may be empty.
         pairs = [(full.get("ttft_s"), row.get("ttft_s")) for full, row in zip(self.baseline, self.rows, strict=False)]
         gains = [full / own for full, own in pairs if full and own]
         return float(np.median(gains)) if gains else None
@@ -176,7 +177,7 @@ def strategy_name(row: Row, several_selectors: bool) -> str:
         parts = [row["scorer"]]
         if several_selectors:
             parts.append(row["selector"])
-    defaults = {**DEFAULTS, "rotate": rotates(row.get("kv", DEFAULTS["kv"]), None)}
+    defaults = {**DEFAULTS, "rotate": rotates(row.get("kv", DEFAULTS["kv"]), None)}  # its default depends on kv
     changed = [
         f"{name}={row[name]}"
         for name, default in defaults.items()
@@ -202,6 +203,7 @@ def pair_titles(pairs: Iterable[str]) -> dict[str, str]:
     if len(names) == 1:
         return {names[0]: ""}
     short = ["+".join(path.rpartition("/")[2] for path in pair.split("+")) for pair in names]
+    # Two files of one name in different folders can only be distinguished by their paths.
     return dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
 
 

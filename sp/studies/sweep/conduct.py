@@ -278,7 +278,7 @@ def calibrate(plan: SweepPlan) -> Estimate:
     for job in sorted(plan.remaining, key=lambda job: job.work.flop / job.run.count):
         shortest.setdefault(job.run.tokens, job)
     worker, works, seconds = RunWorker(plan.device), [], []
-    for job in list(shortest.values())[:2]:
+    for job in list(shortest.values())[:2]:  # two lengths, since the fit has two rates
         sample = Run(job.run.pair, job.run.spec, job.run.tokens, job.run.first, 1, job.run.cells, job.run.full)
         outcome = worker.run(sample)
         if outcome.error:
@@ -318,7 +318,7 @@ def carry_out(
     Raises ConfigError if another process writes the same file.
     """
     jobs = plan.remaining
-    by_run = {id(job.run): job for job in jobs}
+    by_run = {id(job.run): job for job in jobs}  # a pool yields the runs that it was given, in any order
     with Store(plan.path, session_line(plan.sweep.name, commit(), plan.device)) as store:
         runs = [job.run for job in jobs]
         for run, outcome in run_on(pool, runs) if pool else run_here(RunWorker(plan.device, progress), runs):

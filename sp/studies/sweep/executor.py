@@ -78,7 +78,7 @@ def run_on(pool: GPUPool | ActorPool, jobs: Sequence[Run]) -> Iterator[tuple[Run
                 given_up = attempts[index] >= ATTEMPTS
                 if not given_up:
                     waiting.appendleft((index, run))
-                if len(waiting) > len(idle):
+                if len(waiting) > len(idle):  # a new worker costs loading its models, so only if there is work for it
                     idle.append(pool.start())
                 if not given_up:
                     continue
@@ -144,7 +144,7 @@ class GPUPool:
 
     def start(self) -> GPUWorker:
         """Start a process on the next free GPU. It is spawned: a forked one would share the parent's CUDA context."""
-        here, there = get_context("spawn").Pipe()
+        here, there = get_context("spawn").Pipe()  # the parent's end, and the child's
         gpu = self._free.popleft()
         process = get_context("spawn").Process(target=serve_gpu, args=(gpu, there, self.make_worker), daemon=True)
         # Ctrl-C goes to the whole process group, but only the parent is to handle it, which ends its workers. The
@@ -154,7 +154,7 @@ class GPUPool:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        there.close()
+        there.close()  # so that the child's end exists only in the child, and its death is an EOFError here
         worker = GPUWorker(gpu, process, here)
         self._workers.append(worker)
         return worker

@@ -194,6 +194,7 @@ def expand(section: ConfigValue, keys: Iterable[str], noun: str) -> list[Combina
     choices_of_parts = [_choices(part, noun) for part in parts]
     budget = MOST
     for part, choices in zip(parts, choices_of_parts, strict=True):
+        # Counted from the sizes alone, as a few axes can multiply to more combinations than memory holds.
         budget -= prod(count for count, _ in choices)
         if budget < 0:
             raise part.error(f"the section has more than {MOST:,} {noun}s, the most that are allowed; remove some")
@@ -318,6 +319,7 @@ def _set(part: ConfigValue, name: str, value: ConfigValue) -> ConfigValue:
         if any(item.value for item in items):
             entries["list"] = ConfigValue(items, section.where)
     if isinstance(value.value, list):
+        # A list is an axis; a scalar is a fixed key of the part.
         grid = entries.get("grid", ConfigValue({}, value.where))
         entries["grid"] = ConfigValue(dict(chain(grid.mapping().items(), [(name, value)])), grid.where)
     else:

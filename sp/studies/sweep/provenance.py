@@ -67,7 +67,7 @@ def pair_facts(pair: Pair) -> PairFacts:
         with GGUFFile.open(path) as file:
             config, rope = read_config(file), pair.changed_options.get(f"{role}_rope")
             precision = pair.changed_options.get("precision" if role == "target" else f"{role}_precision")
-            configs[role] = config if rope is None else rope.applied(config)
+            configs[role] = config if rope is None else rope.applied(config)  # scaling changes the context length
             template = chat_template(file)
             models[role] = {
                 "file": file.path.name,
@@ -114,7 +114,7 @@ def code_sha256(paths: Sequence[Path]) -> str:
         for node in ast.walk(tree):
             if isinstance(body := getattr(node, "body", None), list):
                 node.body = [statement for statement in body if not is_prose(statement)]  # type: ignore[attr-defined]
-        digest.update(ast.dump(tree).encode() + b"\0")
+        digest.update(ast.dump(tree).encode() + b"\0")  # separates files; a dump has no NUL
     return digest.hexdigest()
 
 
@@ -137,6 +137,7 @@ def outside_files(run: Run, digest_of: Callable[[Sequence[Path]], str] = code_sh
 
 def files_sha256(paths: Sequence[Path]) -> str:
     """Return the SHA-256 of the concatenated files, cached by path, size and time of change in the cache folder."""
+    # A hash reads all of a model's GB, hence the cache.
     stats = [path.stat() for path in paths]
     key = json.dumps([[str(p.resolve()), s.st_size, s.st_mtime_ns] for p, s in zip(paths, stats, strict=True)])
     place = cache_folder() / "sha256" / hashlib.sha256(key.encode()).hexdigest()

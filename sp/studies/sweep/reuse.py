@@ -56,7 +56,7 @@ class EarlierCells:
         earlier = self._blocks.get(_block(config), [])
         if not earlier:
             return Remainder(run)
-        completes: dict[str, None] = {}  # a set that keeps its order
+        completes: dict[str, None] = {}  # keys in order of insertion, which a set does not keep
         missing: list[SweepCell] = []
         for cell in run.cells:
             needed = _digests(replace(run, cells=(cell,)))

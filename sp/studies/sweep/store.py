@@ -296,7 +296,7 @@ class Store:
     def _write(self, lines: Iterable[Mapping[str, Any]]) -> None:
         self._file.write(b"".join(map(dump_line, lines)))
         self._file.flush()
-        os.fsync(self._file.fileno())
+        os.fsync(self._file.fileno())  # a run that was yielded must survive a power failure
 
     def __enter__(self) -> Self:
         return self
@@ -358,7 +358,7 @@ def read_results(paths: Iterable[Path]) -> SweepResults:
             elif kind == "session":
                 check(line, SESSION, where)
                 results.sessions[line["session"]] = line
-                pending = []
+                pending = []  # rows of a session that was interrupted
             elif kind == "failed":
                 check(line, FAILED, where)
                 if line["run"] not in results.runs:
@@ -386,7 +386,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """Iterate over the unpacked lines of a file; ConfigError if it cannot be read, or unpacks to far too much."""
     try:
         packed, size = path.name.endswith(".gz"), 0
-        most = MOST_UNPACKED * path.stat().st_size + LONGEST_LINE
+        most = MOST_UNPACKED * path.stat().st_size + LONGEST_LINE  # bytes; a tiny file may unpack to one long line
         with gzip.open(path) if packed else path.open("rb") as file:
             while raw := file.readline(LONGEST_LINE + 1):
                 size += len(raw)

@@ -280,7 +280,7 @@ def part_runs(part: Mapping[str, ConfigValue], file: str, full: bool) -> Iterato
     )
     cell_combinations = _combinations(part, "cells")
 
-    @cache
+    @cache  # all pairs, lengths and blocks of a task share its cells
     def cells_of(task: str) -> tuple[SweepCell, ...]:
         cells = (make_cell(for_task(combination, task), part["cells"]) for combination in cell_combinations)
         return tuple({config_hash(cell.config): cell for cell in cells}.values())  # `--set` can make cells equal

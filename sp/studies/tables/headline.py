@@ -39,6 +39,7 @@ def headline(records: Iterable[Record]) -> str:
     served: dict[str, dict[str, Record]] = defaultdict(dict)
     peers: dict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
+        # A later record of a configuration replaces earlier ones.
         key = json.dumps(record.get("config"), sort_keys=True)
         if record.get("bench") == "ttft" and max(gpus_of(record["config"])) == 1:
             groups[machine_slug(record), record["config"]["target"]][key] = record

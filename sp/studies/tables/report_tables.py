@@ -59,7 +59,7 @@ def grid_table(
         by_value = {key[1]: group for key, group in groups.items() if key[0] == strategy}
         if not by_value:
             continue
-        if by == "keep_ratio" and strategy.startswith(FULL):
+        if by == "keep_ratio" and strategy.startswith(FULL):  # its only group has keep ratio 1, which is no column
             [whole] = by_value.values()
             by_value = dict.fromkeys(values, whole)
         sizes = sorted({group.n for group in by_value.values()})
