@@ -213,7 +213,7 @@ def _write_report(paths: Sequence[Path], out: Path, times: bool, picture: Pictur
             names = ", ".join(map(str, sources.results + sources.evals))
             raise ConfigError(f"{names}: there is no finished run; run sp sweep first")
         source_facts = provenance(results) if results.runs else []
-        parts += [markdown(["source", "value"], source_facts, left=2)] if source_facts else []
+        parts += [markdown(["source", "value"], source_facts, text_columns=2)] if source_facts else []
         parts += [] if times else [SHARED]
         notes = [note_of_records(group.drafters.values()) for group in groups.values()]
         # A note that all groups share is written once above them: nobody would read it below every table.
