@@ -99,8 +99,8 @@ def weights_of(row: Row, files: Mapping[str, str]) -> str:
 def _left_out(row: Row) -> str | None:
     """Return the task that a row's weights were trained without, from their file's name; None if it names none."""
     weights = WEIGHTS.search(str(row["scorer"]))
-    found = LEFT_OUT.search(weights["file"]) if weights else None
-    return found["task"] if found else None
+    ending = LEFT_OUT.search(weights["file"]) if weights else None
+    return ending["task"] if ending else None
 
 
 def _kind_of(row: Row) -> Kind:

@@ -112,13 +112,13 @@ def lines_page(title: str, lines: Sequence[Summary], view: View, note: str = "")
 def _plot(title: str, lines: Sequence[Summary], view: View) -> Html:
     plotted = []
     for line in lines:
-        value, low, high = (_times(line.get(one), view.times) for one in (view.value, view.low, view.high))
+        value, low, high = (_times(line.get(column), view.times) for column in (view.value, view.low, view.high))
         plotted.append(
             Line(view.name(line), "full" if line["cell"] < 0 else kind_of(line["scorer"]), line["n"], value, low, high)
         )
-    values = [value for one in plotted for value in (one.value, one.low, one.high) if value is not None]
+    values = [value for row in plotted for value in (row.value, row.low, row.high) if value is not None]
     low, high = view.ends or spread(values)
-    full = next((one.value for one in plotted if one.kind == "full"), None)
+    full = next((row.value for row in plotted if row.kind == "full"), None)
     return forest(title, Scale(view.title, low, high, view.pattern, full), plotted)
 
 

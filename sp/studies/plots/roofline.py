@@ -284,13 +284,13 @@ def _labels(axes: Axes, of_family: Sequence[Point], view: FamilyView, limits: Ro
         text = view.label(point.config)
         x, y = axes.transData.transform((point.intensity, point.tflops)) * pixels
         width = 3.9 * len(text)  # about that of the label in points, at the smallest font
-        if any(text == other and abs(x - at) < 16 and abs(y - up) < 24 for other, at, up in placed):
+        if any(text == other and abs(x - left) < 16 and abs(y - low) < 24 for other, left, low in placed):
             continue  # a neighbour has the same label
         for dx, dy in ((6, -9), (-6 - width, 4), (6, 4), (-6 - width, -9)):
             middle = x + dx + width / 2, y + dy + 3
             if middle[1] > ceilings[point.eight_bits] - 6:  # would cover the line of its ceiling
                 continue
-            if all(abs(middle[0] - at[0]) > width / 2 + 3 or abs(middle[1] - at[1]) > 6 for at in occupied):
+            if all(abs(middle[0] - p[0]) > width / 2 + 3 or abs(middle[1] - p[1]) > 6 for p in occupied):
                 axes.annotate(
                     text, (point.intensity, point.tflops), xytext=(dx, dy), textcoords="offset points",
                     fontsize=SMALLEST, color=INK, zorder=4,

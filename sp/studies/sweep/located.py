@@ -198,7 +198,8 @@ def expand(section: ConfigValue, keys: Iterable[str], noun: str) -> list[Combina
         budget -= prod(count for count, _ in choices)
         if budget < 0:
             raise part.error(f"the section has more than {MOST:,} {noun}s, the most that are allowed; remove some")
-    return [each for choices in choices_of_parts for each in _combine([each for _, each in choices], [*keys], noun)]
+    combined = (_combine([options for _, options in choices], [*keys], noun) for choices in choices_of_parts)
+    return list(chain.from_iterable(combined))
 
 
 def _choices(part: ConfigValue, noun: str) -> list[tuple[int, Iterable[Combination]]]:
@@ -228,12 +229,12 @@ def _choices(part: ConfigValue, noun: str) -> list[tuple[int, Iterable[Combinati
 
 def _combine(choices: Sequence[Iterable[Combination]], known: list[str], noun: str) -> Iterator[Combination]:
     groups = [list(group) for group in choices]
-    for each in chain(*groups):
-        _check_keys(each, known, noun)
+    for option in chain(*groups):
+        _check_keys(option, known, noun)
     for combination in product(*groups):
         merged: Combination = {}
-        for each in combination:
-            for key, value in each.items():
+        for option in combination:
+            for key, value in option.items():
                 if key in merged:
                     raise value.error(f"{key} is set twice for one {noun}; keep one of the two")
                 merged[key] = value

@@ -224,7 +224,7 @@ def _processes(records: Sequence[Record]) -> str:
 def _break_evens(records: Sequence[Record]) -> str:
     """Return a sentence on the lengths from which compression is faster, by keep ratio; empty without measurements.
 
-    It is about BF16 without a memory limit. Of several scorers' settings the one with the widest range of lengths
+    It is about BF16 without a memory limit. Of several settings of a scorer the one with the widest range of lengths
     counts.
     """
     widest: dict[tuple[float, str], BreakEven] = {}
@@ -232,8 +232,7 @@ def _break_evens(records: Sequence[Record]) -> str:
         if even.vram is None and even.precisions == PLAIN_PRECISIONS and not is_control(_scorer(even)):
             key = even.keep_ratio, _scorer(even)
             widest[key] = max(widest.get(key, even), even, key=lambda candidate: candidate.longest / candidate.shortest)
-    found = list(widest.values())
-    parts = [f"keep {even.keep_ratio:g} ({_scorer(even)}) {even.describe()}" for even in found]
+    parts = [f"keep {even.keep_ratio:g} ({_scorer(even)}) {even.describe()}" for even in widest.values()]
     return f"Compression: {'; '.join(parts)}." if parts else ""
 
 
