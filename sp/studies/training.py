@@ -30,7 +30,7 @@ from sp.selection import SELECTORS, SelectionRequest
 from sp.session.device_memory import Where
 from sp.session.loaded import Loaded, default_drafter, embedded, load
 from sp.session.request import score_request
-from sp.studies.sweep.located import ConfigValue, build_located, check_located, read_yaml
+from sp.studies.sweep.config_values import ConfigValue, build_located, check_located, read_yaml
 from sp.studies.sweep.sweep import located_model, make_strategy
 
 EVIDENCE = "evidence"

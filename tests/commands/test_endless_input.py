@@ -13,7 +13,7 @@ from sp.commands.shell import terminal
 from sp.commands.shell.terminal import read_text
 from sp.errors import ConfigError, PromptError
 from sp.evals.formats.nolima import NolimaFile
-from sp.studies.sweep.located import read_yaml
+from sp.studies.sweep.config_values import read_yaml
 
 
 @pytest.mark.parametrize("command", ["run --question x --prompt-file", "chat --load"])

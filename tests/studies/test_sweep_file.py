@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.errors import ConfigError
-from sp.studies.sweep.located import expand, override, parse_yaml
+from sp.studies.sweep.config_values import expand, override, parse_yaml
 from sp.studies.sweep.sweep import config_hash, load_sweep
 
 GOOD = """\

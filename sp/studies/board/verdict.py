@@ -12,8 +12,8 @@ from sp.evals.run import label
 from sp.selection import SELECTORS, Selector
 from sp.studies.board.entries import BoardEntry, BoardRow, make_board
 from sp.studies.sweep.conduct import SweepPlan
+from sp.studies.sweep.config_values import ConfigValue
 from sp.studies.sweep.keys import Device
-from sp.studies.sweep.located import ConfigValue
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import Pair, Run, Sweep, TaskSpec, make_cell, with_drafter
 

@@ -18,11 +18,11 @@ from sp.session.measured import check_machine, check_timed, gpus_of
 from sp.studies.figures import PictureFormat, picture_markdown, save_figure
 from sp.studies.pages.study_page import Section, quality, study_page
 from sp.studies.plots.maps import DPI, SavedRun, conversation_figure, importance_map, read_turns
+from sp.studies.staging import staged
 from sp.studies.sweep.comparable import Comparable, comparable, provenance
 from sp.studies.sweep.store import SUFFIXES, Row, raw_lines, read_results, read_rows
 from sp.studies.tables.lookup import markdown
 from sp.studies.tables.page import fill, marked
-from sp.studies.written import staged
 from sp.trace import write_atomic
 
 TTFT_CONFIG: Mapping[str, Wanted] = {

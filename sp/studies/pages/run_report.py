@@ -166,7 +166,7 @@ def write_files(
     `expected` are the values of a correct answer, if they are known. Returns the paths by kind.
     """
     from sp.studies.figures import importance_figure, save_figure
-    from sp.studies.written import staged
+    from sp.studies.staging import staged
 
     trace = run_trace(result, pipeline, options, facts)
     page = run_page(result, summary(result, {}, expected), trace.facts, why(result))

@@ -35,8 +35,7 @@ from sp.scoring.base import ReadingScorer
 from sp.session import RunOptions
 from sp.session.loaded import default_drafter, embedded
 from sp.session.options import BY_NAME, ModelOptions
-from sp.studies.sweep.keys import Device, TaskKeys, TopKeys
-from sp.studies.sweep.located import (
+from sp.studies.sweep.config_values import (
     Combination,
     ConfigValue,
     build_located,
@@ -48,6 +47,7 @@ from sp.studies.sweep.located import (
     present_keys,
     read_yaml,
 )
+from sp.studies.sweep.keys import Device, TaskKeys, TopKeys
 
 
 @dataclass(frozen=True)

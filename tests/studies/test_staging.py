@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp.studies.written import LIST, staged
+from sp.studies.staging import LIST, staged
 
 
 def write(folder: Path, **texts: str) -> None:
