@@ -131,10 +131,10 @@ def importance_figure(result: RunResult) -> Figure:
     grid[0].plot(x, y, color=INK, linewidth=0.7)
     floor = float(np.quantile(y[y > 0], 0.02)) if (y > 0).any() else 1e-6
     if (y > 0).any():
-        grid[0].set_yscale("log")
-        grid[0].set_ylim(bottom=floor * 0.5)
+        grid[0].set_yscale("log")  # importance spans several decades
+        grid[0].set_ylim(bottom=floor * 0.5)  # a quantile, as a few tiny values would squeeze all others
     grid[0].set_ylabel("importance\n(max of 8 tokens)")
-    bounds = result.selection.bounds
+    bounds = result.selection.bounds  # token index of every edge between the selector's chunks
     means = np.maximum(result.selection.chunk_scores, floor * 0.5)
     grid[0].stairs(means, bounds, baseline=None, color=KEPT, linewidth=1.0, alpha=0.8)
 

@@ -302,7 +302,7 @@ def labels_of(readers: Readers, lesson: Lesson, labels: Labels, seed: int) -> Fl
 def best_chunks(scores: Floats, drafted: TokenisedPrompt, top: float) -> Floats:
     """Return 1 for the tokens of the document's best chunks, a share `top` of them and at least one; else 0."""
     chunk: Ints = np.arange(len(scores)) // HEATMAP_CHUNK  # index of each token's chunk
-    free = ~drafted.mask("protected")
+    free = ~drafted.mask("protected")  # protected text is kept in any case, so it is no evidence to learn
     means = chunk_means(np.where(free, scores, 0).astype(np.float32), HEATMAP_CHUNK)
     chosen = np.argsort(-means, kind="stable")[: max(1, round(top * int(free.sum()) / HEATMAP_CHUNK))]
     return (np.isin(chunk, chosen) & free).astype(np.float32)
@@ -318,7 +318,7 @@ def auc(scores: Floats, labels: Bools) -> float:
     ranks = below + (counts + 1) / 2  # mean rank of equal scores, from 1
     positive = int(labels.sum())
     negative = len(labels) - positive
-    if not (positive and negative):
+    if not (positive and negative):  # a probability over no pairs
         return float("nan")
     total = float(ranks[place][labels].sum())
     return (total - positive * (positive + 1) / 2) / (positive * negative)
@@ -357,7 +357,7 @@ class Trainer:
                 request = request_of(self.readers, lesson, plan.seed + number)
                 labels = labels_of(self.readers, lesson, plan.labels, plan.seed + number)[: len(request.ids)]
                 sample = scorer.sample(request, labels, plan.options)
-                samples += [] if sample is None else [sample]
+                samples += [] if sample is None else [sample]  # None: no labelled token in its document
                 self.progress(1)
             self.samples[name] = samples
 

@@ -259,6 +259,7 @@ def times_section(records: Sequence[Row], out: Path, picture: PictureFormat) -> 
 
     headline_text = headline(records)
     parts = [f"## Time to the first token of long prompts\n\n{headline_text}"] if headline_text != NOTHING else []
+    # Times of different machines, targets or numbers of GPUs do not compare, so each has a table and a picture.
     groups: dict[tuple[str, str, int], list[Row]] = {}
     for record in records:
         key = machine_slug(record), record["config"]["target"], gpus_of(record["config"])[1]

@@ -21,7 +21,7 @@ from sp.trace import Trace, write_atomic
 
 def stage_rows(answer: Answer) -> list[dict[str, Any]]:
     """Return the stages of a pass with their shares of its total."""
-    total = answer.trace.seconds or 1.0
+    total = answer.trace.seconds or 1.0  # a trace without stages has no seconds to divide by
     return [{**stage.as_dict(), "share": stage.seconds / total} for stage in answer.trace.stages]
 
 

@@ -94,7 +94,7 @@ def lines_page(title: str, lines: Sequence[Summary], view: View, note: str = "")
                 )
                 plots.append(_plot(f"{place_text} · keep {keep:g}", of_ratio, view))
     note_below = [tag("p", note, class_="note")] if note else []
-    first, rest = plots[:4], plots[4:]
+    first, rest = plots[:4], plots[4:]  # many plots would push the table off the first screens
     more = [tag("details", tag("summary", f"More ({len(rest)})"), *rest)] if rest else []
     main = tag(
         "main",

@@ -77,6 +77,7 @@ class SavedRun:
         for name, (dimensions, kind) in MAPS.items():
             array = self.arrays[name]
             *rows, last = array.shape or (0,)
+            # A figure of an array of any size could take all memory, and anyone may have written the file.
             if name != "drafter_bytes" and (math.prod(rows) > MOST_ROWS or last > MOST_CHUNKS):
                 raise ConfigError(
                     f"{where}/trace.safetensors: {name} is larger than a map of sp run can be; name a folder of sp run"
@@ -280,7 +281,7 @@ def _is_turn(row: Row) -> bool:
         return False
     lists = [spans.get(name) for name in ("cached", "kept", "needle")]
     lists.append([[excerpt.get("start"), excerpt.get("end")] for excerpt in recall])
-    return all(_are_runs(runs, end, number != 2) for number, runs in enumerate(lists))
+    return all(_are_runs(runs, end, number != 2) for number, runs in enumerate(lists))  # needles (2) may overlap
 
 
 def _are_runs(runs: Any, end: int, disjoint: bool) -> bool:

@@ -104,7 +104,7 @@ def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
     """Draw median seconds by stage at one length and keep ratio; `other` is the rest of the total."""
     groups = table.groups("tokens_asked", keep=[keep])
     by_strategy = {key[0]: group for key, group in groups.items() if key[1] == tokens}
-    names = list(by_strategy)
+    names = list(by_strategy)  # the groups are in the order of `strategy_order`
     figure = Figure(figsize=(7.5, 0.32 * len(names) + 1.3), layout="constrained")
     axes = figure.subplots()
     ends = np.zeros(len(names))
@@ -113,6 +113,7 @@ def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
         label: np.array([sum(by_strategy[name].median(column) or 0.0 for column in columns) for name in names])
         for label, columns in STAGES.items()
     }
+    # Medians do not add up exactly, so the rest can be slightly negative.
     parts["other"] = np.maximum(totals - np.sum(list(parts.values()), axis=0), 0)
     for (label, seconds), colour, hatch in zip(parts.items(), COLOURS, STAGE_HATCHES, strict=True):
         axes.barh(
@@ -124,7 +125,7 @@ def stage_figure(table: Table, tokens: int, keep: float) -> Figure:
         axes.text(end, row, f" {total:.3g} s", va="center", fontsize=8, color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("seconds until the first token (medians)", fontsize=9)
-    axes.set_xlim(0, 1.13 * ends.max())
+    axes.set_xlim(0, 1.13 * ends.max())  # room for the total after the longest bar
     axes.set_title(f"{tokens_label(tokens)} tokens, keep ratio {keep:g}", fontsize=10, loc="left")
     tidy(axes)
     axes.grid(False, axis="y")
@@ -162,7 +163,7 @@ def pareto_figure(table: Table, cost: Cost) -> Figure:
         axes.set_title(f"{tokens_label(tokens)} tokens, {sizes_text(sizes)}", fontsize=9)
         axes.set_ylim(-3, 103)
         tidy(axes)
-        low, high = axes.get_xlim()
+        low, high = axes.get_xlim()  # after all curves, whose extent decides the ticks
         plain_log(axes, _ticks(max(low, 1e-6), high), tokens=cost == "kept_tokens")
     _label_lowest(grid, len(lengths), LABELS[cost])
     for axes in grid[:, 0]:
@@ -181,7 +182,7 @@ def _curve(axes: Axes, groups: Sequence[Group], look: Look, cost: Cost, factor: 
     y = 100 * np.array([group.accuracy for group in groups])
     bounds = 100 * np.array([group.interval for group in groups])
     if full:
-        axes.axhspan(*bounds[0], color=look.colour, alpha=0.08, linewidth=0)
+        axes.axhspan(*bounds[0], color=look.colour, alpha=0.08, linewidth=0)  # one group: its keep ratio is 1
         axes.plot(x, y, look.marker, color=look.colour, markersize=11, zorder=5)
         return
     axes.errorbar(
@@ -238,6 +239,7 @@ def needle_figure(table: Table, task: str, keep: float, strategies: Sequence[str
     with_depth = [row for row in table.rows if row["task"] == task and row.get("depth") is not None]
     rows = [{**row, "depth": row.get("asked_depth", row["depth"])} for row in with_depth]
     lengths = sorted({row["tokens_asked"] for row in rows})
+    # Every example once, whatever the number of strategies and keep ratios that read it.
     names, edges = depth_rows(list({row["example"]: row["depth"] for row in rows}.values()))
     width, height = 0.46 * len(lengths) + 1.1, 0.2 * len(names) + 0.65
     figure = Figure(figsize=(3 * width + 1.2, height * len(strategies) + 1.0), layout="constrained")

@@ -106,6 +106,7 @@ def roofline_figure(measured: Sequence[Point]) -> Figure:
                 edgecolors=None if marker == "x" else colour,
                 zorder=3,
             )
+    # More than eight families share colours; the legend shows those beyond in ink.
     colours = dict(zip(families, COLOURS, strict=False))
     handles = [Line2D([], [], marker="o", linestyle="", color=colours.get(name, INK), label=name) for name in families]
     handles += [

@@ -58,7 +58,7 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
     grid = figure.subplots(len(panels), columns, squeeze=False, height_ratios=heights)
     colours = stage_colours(timed)
     for line, panel, tokens in zip(grid, panels, lengths, strict=True):
-        ordered = sorted(panel, key=lambda r: -r["config"]["keep_ratio"])
+        ordered = sorted(panel, key=lambda r: -r["config"]["keep_ratio"])  # the full prefill is on top
         _bars(line[0], ordered, colours)
         line[0].set_title(f"{tokens:,} tokens", fontsize=9, loc="left", color=INK)
         if columns > 1:
@@ -158,7 +158,7 @@ def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room:
             label += f", {full / total:.1f}x"
         axes.text(end if broken else max(total, end), row, label, va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(panel)), [label_of(record["config"]) for record in panel], fontsize=8)
-    axes.set_xlim(0, 1.3 * min(room, longest(panel)))
+    axes.set_xlim(0, 1.3 * min(room, longest(panel)))  # room for the text after the longest bar
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -227,6 +227,7 @@ def draw_decoding(records: Sequence[Record], folder: Path, picture: PictureForma
             groups[name, machine_slug(record), *(str(config[key]) for key in ("draft", *SETTING))].append(record)
     folder.mkdir(parents=True, exist_ok=True)
     for (name, *settings), group in sorted(groups.items()):
+        # The name of a file gets only those settings in which groups of the same name differ.
         alike = [key[1:] for key in groups if key[0] == name]
         differing = [_slug(part) for i, part in enumerate(settings) if len({other[i] for other in alike}) > 1]
         yield save_figure(figure_of(group), folder / f"{'-'.join([name, *differing])}.{picture}")
@@ -273,7 +274,7 @@ def figure_of(records: Sequence[Record]) -> Figure:
         panel.set_ylim(bottom=0)
         plain_log(panel, sorted({r["config"]["budget"] for r in records}))
         tidy(panel)
-    if tasks:
+    if tasks:  # room for the legend above the lines
         axes[2].set_ylim(top=1.4 * axes[2].get_ylim()[1])
         axes[2].legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
     handles, labels = axes[1].get_legend_handles_labels()

@@ -51,6 +51,7 @@ def _cell_sets(results: SweepResults) -> dict[str, str]:
 
 def provenance(results: SweepResults) -> list[tuple[str, str]]:
     """Describe where the rows come from as names and values: machines, commits, models, runs."""
+    # Only sessions that finished a run: others have no rows.
     used = {run["session"] for run in results.runs.values()}
     facts = session_facts([session for name, session in results.sessions.items() if name in used])
     models = {

@@ -101,7 +101,7 @@ def parse_yaml(text: str, name: str, numbered: bool = True) -> ConfigValue:
 
     def build(node: yaml.Node, where: str, depth: int) -> ConfigValue:
         nonlocal budget
-        budget -= 1
+        budget -= 1  # one per value and alias, as the tree is walked once for every alias of an anchor
         if budget < 0:
             raise ConfigError(f"{where}: aliases expand to more than {MOST_VALUES:,} values; use fewer, or a grid")
         if depth > DEEPEST:
@@ -287,7 +287,7 @@ def override(root: ConfigValue, setting: str, sections: Iterable[str]) -> Config
     value = parse_yaml(text or "null", f"--set {key}", numbered=False)
     entries = dict(root.mapping())
     section, dot, name = key.partition(".")
-    if not dot:
+    if not dot:  # a key at the top
         if section in sections:
             raise ConfigError(f"--set {key}: {section} is a section; set one of its keys, e.g. {section}.KEY=VALUE")
         entries[key] = value

@@ -245,6 +245,7 @@ class ActorPool:
         self._running: dict[Any, ActorWorker] = {}
         self._workers: list[ActorWorker] = []
 
+        # Ray may start an actor in another folder, but paths of models and plugins can be relative to this one.
         folder = os.getcwd()
 
         class Actor:

@@ -285,7 +285,7 @@ class Store:
             "models": models,
             **({"completes": list(completes), "cell_set": cell_set} if completes else {}),
         }
-        self._write([*({**head, **row} for row in rows), closing])
+        self._write([*({**head, **row} for row in rows), closing])  # the closing line last: it makes the rows count
 
     def fail(self, run: str, label: str, error: str) -> None:
         """Append the line of a run that ended in an error."""

@@ -255,6 +255,7 @@ def apply_setting(root: ConfigValue, setting: str) -> ConfigValue:
         setting = f"pairs.{present_name(name, PAIR_FIELDS, 'pairs.{}'.format)}{equals}{value}"
     if "parts" not in root.mapping() or "." not in setting.partition("=")[0]:
         return override(root, setting, SECTIONS)
+    # A section may be at the top, where all parts share it, and in parts that have their own.
     entries = dict(root.mapping())
     section = setting.partition(".")[0]
     if section in entries:
@@ -313,7 +314,7 @@ def make_strategy(
         options = dict(located.value)
         if "name" not in options:
             raise located.error(f"a {kind} with options needs its name: {{name: {default or 'NAME'}, OPTION: VALUE}}")
-        name = check_located(options.pop("name"), str, f"name of the {kind}")
+        name = check_located(options.pop("name"), str, f"name of the {kind}")  # what remains are options
     else:
         name = check_located(located, str, kind)
     for key, value in combination.items():

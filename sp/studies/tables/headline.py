@@ -105,7 +105,7 @@ def _table(records: Sequence[Record], peers: Sequence[Record]) -> str:
     for tokens in sorted({r["config"]["prompt_tokens"] for r in timed}):
         peer, here = best_peer(peers, tokens), sorted((r for r in timed if _tokens(r) == tokens), key=row_order)
         full = full_by_precision(here)
-        llama = tokens / peer["metrics"]["tok_s"] if peer else None
+        llama = tokens / peer["metrics"]["tok_s"] if peer else None  # seconds; its record has a rate
         rows = [] if peer is None else [(_setting(peer["config"]), "", full.get("bf16"), llama, None, None, "")]
         for r in here:
             limit, metrics = r["config"]["vram"] or "none", r["metrics"]
@@ -142,7 +142,7 @@ def full_by_precision(records: Sequence[Record]) -> dict[str, float]:
 def row_order(record: Record) -> tuple[bool, bool, str, float, tuple[str, str], float]:
     """Return a sort key: full prefill, then rows of scorers by density and decreasing memory limit, then controls."""
     config = record["config"]
-    limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
+    limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])  # no limit first, then large to small
     scorer, density = str(config["scorer"]), float(config["density"] or 0)
     return config["keep_ratio"] < 1, is_control(scorer), scorer, density, precisions_of(config), limit
 

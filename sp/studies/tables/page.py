@@ -124,6 +124,7 @@ def insert_between(text: str, first: str, last: str, table: str) -> str:
     """Return `text` with `table` between two of its lines; ConfigError unless it has each once, in this order."""
     head, begin, rest = text.partition(first)
     _, end, tail = rest.partition(last)
+    # A mark that occurs twice, or in the wrong order, would have text between the wrong marks overwritten.
     if not begin or not end or first in rest or last in tail or last in head:
         raise ConfigError(f"the page must have the lines {first} and {last} once each; put them around the table")
     return f"{head}{first}\n{table}\n{last}{tail}"

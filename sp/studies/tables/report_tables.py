@@ -129,7 +129,7 @@ def cells_csv(table: Table, times: bool = True) -> str:
     writer.writeheader()
     for (strategy, task, tokens, ratio), group in table.groups("task", "tokens_asked", "keep_ratio").items():
         with_answer = group.with_answer_selected(True)
-        full = Group(group.baseline, [])
+        full = Group(group.baseline, [])  # for the median time of the full prefill on the same examples
         low, high = group.interval
         line = {
             "strategy": strategy, "task": task, "tokens_asked": tokens, "keep_ratio": ratio, "n": group.n,

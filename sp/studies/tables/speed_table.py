@@ -48,10 +48,11 @@ def whole_models(records: Sequence[Record]) -> str:
         gigabytes = record["config"]["file_bytes"] / 1e9
         label = f"load {gigabytes:.1f} GB from the page cache, ready to run (s)"
         rows.append([label, metric(record, "seconds", ".2f"), "", ""])
-    rows = [row for row in rows if row[1]]
+    rows = [row for row in rows if row[1]]  # without a record of ours there is nothing to compare
     if not rows:
         return NO_SPEED
     table = markdown(["work", "sp", "llama.cpp", "its best setting"], rows)
+    # The shortest prefill gets a note, as its time is that of launches on the host and varies.
     short = find(records, "prefill", **OURS, prompt_tokens=PROMPTS[0], path="sm_90a")
     return f"{table}\n\n{_spread(short)}" if short else table
 

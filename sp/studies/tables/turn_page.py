@@ -112,7 +112,7 @@ def _by_drafter(records: Sequence[Record]) -> list[list[Record]]:
 
 def _order(record: Record) -> tuple[Any, ...]:
     config = record["config"]
-    limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])
+    limit = 0.0 if config["vram"] is None else 1 / parse_bytes(config["vram"])  # no limit first, then large to small
     return (
         list(POLICIES).index(config["policy"]),
         limit,
@@ -148,7 +148,7 @@ def _row(record: Record) -> list[str]:
     description += [f"cache {config['kv']}"]
     description += [precision] if (precision := precisions_text(config)) else []
     limit = config["vram"] or "none"
-    if metrics["error"]:
+    if metrics["error"]:  # the turn did not fit the memory limit, so there are no times
         return [", ".join(description), limit, "no room", *[""] * (len(HEADS) - 3)]
     stages, usage = metrics["stages"], metrics["usage"]
     host, drafter = (sum(stages.get(name, 0.0) for name in names) for names in (HOST, ("draft", "score")))
