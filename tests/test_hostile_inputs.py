@@ -161,7 +161,7 @@ LINES: list[tuple[Callable[[Path], object], tuple[Any, ...], str]] = [
     (report, (*SWEPT[:-1], CLOSING | {"models": {"target": {"file": 3}}}), "line 14: models: target: file must be a t"),
     (report, (ROW, ROW | {"correct": 2}), "line 2: correct must be 0 or 1, not a number"),
     (report, (ROW, {name: value for name, value in ROW.items() if name != "keep_ratio"}), "line 2: keep_ratio must be"),
-    (report, (ROW, ASKED[0] | {"keep_ratio": 0.5}), "line 2: keep_ratio of a full prefill"),
+    (report, (ROW, ASKED[0] | {"keep_ratio": 0.5}), "line 2: cell -1 is the full prefill"),
     (report, (ROW, ROW | {"ttft_s": "fast"}), "line 2: ttft_s must be a number of at least 0, not another text"),
     (report, (ROW, ROW | {"depth": 7}), "line 2: depth must be a number from 0 to 1, not another number"),
     (report, ({"bench": "ttft", "config": {"keep_ratio": []}},), "record 1: metrics must be an object, not missing"),

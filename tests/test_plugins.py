@@ -204,11 +204,11 @@ def test_the_printed_scorer_in_an_evaluation_and_a_sweep(
     lines = [json.loads(line) for line in (tmp_path / "rows" / "rows.jsonl").read_text().splitlines()]
     assert [line["scorer"] for line in lines if line["kind"] == "row" and line["cell"] == 0] == ["recent"]
     plan = make_plan(load_sweep(sweep))
-    assert not plan.left, "a sweep goes on where it was"
+    assert not plan.remaining, "a sweep goes on where it was"
     recent.write_text(recent.read_text() + "\n# changed\n")
-    assert not make_plan(load_sweep(sweep)).left, "a comment changes no scorer"
+    assert not make_plan(load_sweep(sweep)).remaining, "a comment changes no scorer"
     recent.write_text(recent.read_text() + "\nCHANGED = True\n")
-    assert len(make_plan(load_sweep(sweep)).left) == 1, "other code is another scorer"
+    assert len(make_plan(load_sweep(sweep)).remaining) == 1, "other code is another scorer"
 
 
 def test_a_sweep_tells_the_line_of_a_plugin(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_workers_end_with_an_interruption() -> None:
         ("0,,1", None, "--devices takes numbers of GPUs"),
         ("0;rm", None, "--devices takes numbers of GPUs"),
         ("2", "4,6", "there is no GPU 2, as CUDA_VISIBLE_DEVICES has 2; use a lower number"),
-        ("0", "", "names 0"),
+        ("0", "", "CUDA_VISIBLE_DEVICES has 0"),
     ],
 )
 def test_wrong_gpus_are_told(text: str, seen: str | None, message: str) -> None:

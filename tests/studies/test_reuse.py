@@ -52,7 +52,7 @@ def test_an_added_scorer_is_run_by_itself(sweep_file: Path, tmp_path: Path) -> N
     assert [job.completes for job in plan.remaining] == [(job.hash,) for job in first.jobs]
     assert [outcome.error for _, outcome in carry_out(plan)] == [None] * 3
     again = make_plan(load_sweep(sweep_file))
-    assert again.left == []
+    assert again.remaining == []
     assert again.other_commits() == set()
     results = read_results([plan.path]).checked()
     [(name, group)] = comparable(results).items()
@@ -68,7 +68,7 @@ def test_an_added_scorer_is_run_by_itself(sweep_file: Path, tmp_path: Path) -> N
 def test_a_scorer_taken_away_leaves_nothing_to_do(sweep_file: Path) -> None:
     list(carry_out(make_plan(load_sweep(sweep_file))))
     sweep_file.write_text(sweep_file.read_text().replace("[tail, random]", "[random]"))
-    assert make_plan(load_sweep(sweep_file)).left == []
+    assert make_plan(load_sweep(sweep_file)).remaining == []
     sweep_file.write_text(sweep_file.read_text().replace("keep_ratio: 0.3}", "keep_ratio: 0.3, kv: q8_0}"))
     [left, *_] = make_plan(load_sweep(sweep_file)).remaining
     assert [cell.config["kv"] for cell in left.run.cells] == ["q8_0"]
@@ -105,7 +105,7 @@ def forget() -> None:
 def test_prose_in_a_plugin_redoes_nothing(plugin: Path, sweep_file: Path) -> None:
     text = PLUGIN.replace("# from 1 to 0", "# falling").replace("Prefers the beginning.", "Likes what comes first.")
     plugin.write_text("# mine\n\n" + text.replace('        """Falling scores."""\n', ""))
-    assert make_plan(load_sweep(sweep_file)).left == []
+    assert make_plan(load_sweep(sweep_file)).remaining == []
 
 
 def test_a_changed_statement_redoes_the_cells_of_its_file_alone(plugin: Path, sweep_file: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_packed_file_cannot_fill_the_memory(tmp_path: Path, monkeypatch: pytes
     session = (tmp_path / "rows.jsonl").read_bytes().partition(b"\n")[0] + b"\n"
     for raw in (session + (session * 3000) * 3, b" " * (1 << 20)):
         path.write_bytes(gzip.compress(raw, 9))
-        with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz: a line of more than"):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl\.gz: a line has more than"):
             read_results([path])
     path.write_bytes(gzip.compress(session)[:10] + b"\xff" * 50)
     with pytest.raises(ConfigError, match=r"cannot read .*rows\.jsonl\.gz"):

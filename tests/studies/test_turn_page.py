@@ -34,5 +34,5 @@ def test_rows_are_the_newest_of_each_configuration_in_order() -> None:
         f"| conversation, recall auto, keys f16, density 0.05, cache f16 | 16g | no room {'|  ' * 7}|",
         f"| all, read in full, cache f16 | none | 0.670 | 1.340 {rest}",
     ]
-    assert "t with d, Card, path sm_90a; 4,096 new tokens behind 131,072" in page
+    assert "t with d, Card, path sm_90a; 4,096 new tokens after 131,072" in page
     assert "commit abcdef0." in page

@@ -185,7 +185,7 @@ def test_an_interrupt_says_what_stands(monkeypatch: pytest.MonkeyPatch, capsys, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sp.studies.sweep.conduct.carry_out", stop)
-    plan = SimpleNamespace(left=[], sweep=SimpleNamespace(name="s"), path=Path("out/rows.jsonl"))
+    plan = SimpleNamespace(remaining=[], sweep=SimpleNamespace(name="s"), path=Path("out/rows.jsonl"))
     with pytest.raises(KeyboardInterrupt):
         carry_on(plan, None, Console(stderr=True), lasting=lasting)  # type: ignore[arg-type]
     told = capsys.readouterr().err
