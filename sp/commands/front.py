@@ -43,6 +43,9 @@ def front(
         int | None, opt(least=64, help="Most tokens that the server behind takes of a prompt.")
     ] = None,
     recall: Annotated[bool, opt(help="Bring back what was left out where a later question needs it.")] = True,
+    shorten_newest: Annotated[
+        bool, opt(help="Shorten tool results at once; without it, once the model has answered to them.")
+    ] = False,
     store: Annotated[Size, opt(help="Memory of what was decided.")] = Size(256 << 20),  # noqa: B008
     device: Device = "auto",
     vram: Annotated[Size | None, opt(help="GPU memory for the drafter, e.g. 4g; all there is if left out.")] = None,
@@ -79,7 +82,7 @@ def front(
     from sp.serve.guard import Guard, hosts_of, on_loopback
     from sp.serve.http import Server, listen, log_requests
 
-    address, rules = upstream_of(upstream), Rules(keep_ratio, threshold, max_prompt_tokens, recall)
+    address, rules = upstream_of(upstream), Rules(keep_ratio, threshold, max_prompt_tokens, recall, shorten_newest)
     listener = listen(host, port)
     try:
         how: dict[str, Any] = {"scorer": scorer, "selector": selector, "mark": mark, "device": device, "vram": vram}

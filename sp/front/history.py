@@ -1,8 +1,9 @@
 """Decide once what is shortened in a transcript, and which omitted passages are restored.
 
-A document in front of its question is shortened at once, a tool result as soon as an assistant message follows it, and
-everything but instructions, calls and the question if the transcript does not fit. A decision is stored under the hash
-of its text and written the same in every later request, so that the upstream server's prefix cache stays valid.
+A document in front of its question is shortened at once, a tool result as soon as an assistant message follows it (with
+`Rules.shorten_newest` at once), and everything but instructions, calls and the question if the transcript does not fit.
+A decision is stored under the hash of its text and written the same in every later request, so that the upstream
+server's prefix cache stays valid.
 Passages restored for a question are written in front of it, and stay there.
 """
 
@@ -156,7 +157,7 @@ class History:
             index: passages for index, key in view.chain.items() if isinstance(passages := self.store.get(key), str)
         }
         plan.open = [
-            short is None and piece.may_shorten(too_long)
+            short is None and piece.may_shorten(too_long, rules.shorten_newest)
             for piece, short in zip(view.pieces, plan.decisions, strict=True)
         ]
         ratio = rules.keep_ratio
@@ -272,13 +273,14 @@ class _Piece:
     newest: bool
     asks: bool
 
-    def may_shorten(self, too_long: bool) -> bool:
+    def may_shorten(self, too_long: bool, shorten_newest: bool) -> bool:
         """Return True if some of it may be omitted; more may if the transcript does not fit."""
         if self.fixed or self.asks or len(self.text.encode()) < MIN_TEXT_BYTES:
             return False
         if self.kind == "assistant":
             return too_long
-        return too_long or not self.newest or self.kind == "user"  # a document in front of its question
+        # A document in front of its question is newest, and its question is known: it is shortened at once.
+        return too_long or shorten_newest or not self.newest or self.kind == "user"
 
 
 @dataclass(frozen=True)

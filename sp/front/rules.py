@@ -27,12 +27,16 @@ class Rules:
         Tokens that the upstream server takes of a prompt; None for any number.
     recall : bool
         Restore omitted passages that a later question needs.
+    shorten_newest : bool
+        Shorten tool results at once, before an assistant has read them whole. The upstream server then reads each
+        result once and short, instead of whole first and short in the next turn.
     """
 
     keep_ratio: float = 0.2
     threshold: int = 2048
     max_prompt_tokens: int | None = None
     recall: bool = True
+    shorten_newest: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.keep_ratio <= 1:
@@ -51,6 +55,7 @@ class RequestRules:
     threshold: Annotated[int | None, Option(least=0)] = None
     max_prompt_tokens: Annotated[int | None, Option(least=64)] = None
     recall: bool | None = None
+    shorten_newest: bool | None = None
     off: bool = False
 
 

@@ -23,6 +23,8 @@ from sp.structure import JsonValue, is_prose, json_values, line_starts, nested_b
 
 MARKUP = 0  # the node of all text that other rules keep or leave out
 TOP = -1  # the parent of a node that needs no other
+LONG_LINE = 1024
+"""A line of more tokens, such as a minified script, is split like prose: as a whole it would hardly ever fit."""
 
 
 class Outline:
@@ -241,8 +243,12 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
             if parsing.prose and is_prose(view.text[edges[line] : edges[end]]):
                 _put_prose(view, outline, (edges[line], edges[end]), values, parent, parsing.longest)
             else:
-                for place in offsets[line:end]:
-                    outline.put(place, outline.node(parent))
+                for first in range(line, end):
+                    extent = edges[first], edges[first + 1]
+                    if view.tokens(*extent) > max(LONG_LINE, parsing.longest):
+                        _put_prose(view, outline, extent, values, parent, parsing.longest)
+                    else:
+                        outline.put(offsets[first], outline.node(parent))
             line = end
 
 

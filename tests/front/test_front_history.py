@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -137,6 +138,24 @@ def test_what_is_marked_stays_though_the_same_text_was_shortened_before(words: C
     assert history.shorten("messages", body, RULES).shortened == 1
     marked = {"messages": [{"role": "user", "content": [plain | {"cache_control": {"type": "ephemeral"}}, asks]}]}
     assert history.shorten("messages", marked, RULES).body == marked
+
+
+def test_newest_tool_results_are_shortened_at_once_if_asked(words: Compressor) -> None:
+    """Every message of a turn is written the same in the next one, the newest result too."""
+    rules = Rules(0.2, 256, shorten_newest=True)
+    history, previous = History(words), list[dict[str, Any]]()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Find the password of the archive."}]
+    for number in range(4):
+        result = story(number, 200, f"The password of archive {number} is vermilion.")
+        messages += [{"role": "assistant", "content": f"I look at part {number}."},
+                     {"role": "tool", "tool_call_id": f"c{number}", "content": result}]  # fmt: skip
+        sent = history.shorten("chat", {"messages": messages}, rules).body["messages"]
+        assert sent[: len(previous)] == previous
+        assert len(sent[-1]["content"]) < len(result) / 2
+        assert f"archive {number} is vermilion" in sent[-1]["content"]
+        previous = sent
+    whole = history.shorten("chat", {"messages": messages[:1] + messages[-2:]}, RULES)
+    assert whole.shortened == 1, "what was decided before is written the same, also without the option"
 
 
 def test_a_window_is_kept_to(words: Compressor) -> None:

@@ -187,9 +187,15 @@ def line_faults(kept: str, whole: str, loose: bool = False) -> list[str]:
     faults = []
     for line in kept.split("\n"):
         one = line.strip() if loose else line.rstrip()
-        if one and not any(one == other or (loose and shortened(one, other)) for other in rest):
+        if one and not any(one == other or (loose and shortened(one, other)) or is_cut(one, other) for other in rest):
             faults.append(f"no line of the text: {line[:200]!r}")
     return faults
+
+
+def is_cut(kept: str, line: str) -> bool:
+    """True for parts of a line, in their order, that may have over 1,024 tokens, of a byte at least."""
+    rest = iter(line)
+    return len(line.encode()) > 1024 and all(character in rest for character in kept)
 
 
 def shortened(kept: str, whole: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,37 +35,54 @@ def pieces_of(name: str, text: str, longest: int, starts: list[int]) -> tuple[li
     lines[-1] = lines[-1][:-1]
     if not lines[-1]:
         lines.pop()
+    text_bytes, begins, needs = text.encode(), list[int](), dict[int, int]()
+
+    def put_parts(at: int, whole: str) -> None:
+        """Sentences, and equal parts of longer ones, each with the line break behind the last."""
+        said, first = whole.rstrip(), len(begins)
+        for low, high in pairwise(sorted({0, len(said), *sentence_ends(said)})):
+            begin, end = (at + len(said[:place].encode()) for place in (low, high))
+            inside = [start for start in starts if begin <= start < end]
+            begins.append(begin)
+            parts = math.ceil(len(inside) / longest)
+            for part in range(1, parts):
+                rest = inside[len(inside) * part // parts :]
+                begins.extend([start for start in rest if (text_bytes[start] & 0xC0) != 0x80][:1])
+        if said != whole:
+            needs.update(dict.fromkeys(range(first, len(begins)), len(begins)))
+            begins.append(at + len(said.encode()))
+
+    def size_of(at: int, whole: str) -> int:
+        return sum(at <= start < at + len(whole.encode()) for start in starts)
+
+    def put_lines(at: int, part: list[str]) -> None:
+        for line in part:
+            if size_of(at, line) > max(1024, longest):
+                put_parts(at, line)
+            else:
+                begins.append(at)
+            at += len(line.encode())
+
     if name != "segments":
-        return list(accumulate((len(line.encode()) for line in lines), initial=0))[:-1], {}
+        put_lines(0, lines)
+        return begins, needs
     paragraphs: list[list[str]] = []
     for line in lines:
         if paragraphs and paragraphs[-1][-1][len(paragraphs[-1][-1].rstrip()) :].count("\n") < 2:
             paragraphs[-1].append(line)
         else:
             paragraphs.append([line])
-    found, at, needs = list[int](), 0, dict[int, int]()
+    at = 0
     for paragraph in paragraphs:
         whole = "".join(paragraph)
-        size = len(whole.encode())
         if not is_prose(whole.encode()):
-            found += [at + place for place in accumulate((len(line.encode()) for line in paragraph[:-1]), initial=0)]
-        elif sum(at <= start < at + size for start in starts) <= longest:
-            found.append(at)
+            put_lines(at, paragraph)
+        elif size_of(at, whole) <= longest:
+            begins.append(at)
         else:
-            said, first = whole.rstrip(), len(found)
-            for low, high in pairwise(sorted({0, len(said), *sentence_ends(said)})):
-                begin, end = (at + len(said[:place].encode()) for place in (low, high))
-                inside = [start for start in starts if begin <= start < end]
-                found.append(begin)
-                parts = math.ceil(len(inside) / longest)
-                for part in range(1, parts):
-                    rest = inside[len(inside) * part // parts :]
-                    found += [start for start in rest if (whole.encode()[start - at] & 0xC0) != 0x80][:1]
-            if said != whole:
-                needs |= dict.fromkeys(range(first, len(found)), len(found))
-                found.append(at + len(said.encode()))
-        at += size
-    return found, needs
+            put_parts(at, whole)
+        at += len(whole.encode())
+    return begins, needs
 
 
 def slow_structured(name: str, request: SelectionRequest, given: Mapping[str, Any]) -> set[int]:

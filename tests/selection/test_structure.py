@@ -114,6 +114,13 @@ def test_a_long_line_waits_until_as_much_was_chosen_and_the_report_says_so() -> 
     assert select("lines", tokens, scores, 12, longest=9).notes == ()
 
 
+def test_a_line_of_over_a_thousand_tokens_is_split_like_prose() -> None:
+    """A minified script has no shorter lines; as a whole it would be left out whatever matters in it."""
+    tokens = ["A\n", *(f"<{number}>" for number in range(1024)), "\n", "Z\n"]
+    assert pick("lines", tokens, {"<30>": 9}, 5, longest=4) == "<28><29><30><31>\n"
+    assert pick("lines", tokens[:-3] + tokens[-2:], {"<30>": 9}, 4, longest=4) == "A\nZ\n", "1,024 tokens: one unit"
+
+
 def test_segments_take_messages_by_what_they_are() -> None:
     prose = ["Rain", " fell", " on", " it", ".", " Nobody", " came", " by", " then", ".", "\n"]
     code = ["x", "=", "f", "(", "1", ")", "\n", "y", "=", "g", "(", "x", ")", "\n"]

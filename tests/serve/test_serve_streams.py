@@ -129,8 +129,12 @@ def busy(server: tool.Running) -> Iterator[None]:
     asked.join()
 
 
-def test_what_waits_is_refused_with_a_status(server: tool.Running, gate: threading.Event) -> None:
+def test_what_waits_is_refused_with_a_status(
+    server: tool.Running, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bodies that are wrong, prompts that are too long, what a template cannot show; also behind another request."""
+    # A machine under load may take longer to count tokens. The stream would begin, and wait for the gate without end.
+    monkeypatch.setattr("sp.serve.streams.ACCEPT_SECONDS", 60)
     off = {"sp": {"compress": "off"}}
     wrong = [
         ("/v1/chat/completions", HELLO | {"max_tokens": "x"}, "max_tokens"),
