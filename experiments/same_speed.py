@@ -132,10 +132,11 @@ def drafter(repeats: int) -> Iterator[tuple[str, list[float]]]:
     """Scoring a long prompt."""
     from fingerprint.finding import find
 
-    loaded, draft = find("synthetic", "load")(DRAFTER, "bf16", extrapolate=True, device="cuda"), find("Draft", "bench")
-    tests = [draft(LONG, {"attention": "flashprefill", "density": share}) for share in (0.05, 0.24)]
-    for timing in find("run_drafts")(loaded.model, tests, repeats):
-        yield f"drafter {LONG} at {timing.draft.attention}", [1e3 * seconds for seconds in timing.seconds]
+    loaded = find("synthetic", "load")(DRAFTER, "bf16", extrapolate=True, device="cuda")
+    trial = find("ScoringTrial", "bench")
+    tests = [trial(LONG, {"attention": "flashprefill", "density": share}) for share in (0.05, 0.24)]
+    for test, timing in zip(tests, find("run_scoring")(loaded.model, tests, repeats), strict=True):
+        yield f"drafter {LONG} at {test.attention}", [1e3 * seconds for seconds in timing.seconds]
 
 
 def requests(repeats: int) -> Iterator[tuple[str, list[float]]]:

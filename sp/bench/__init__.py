@@ -1,1 +1,1 @@
-"""Measurements on the GPU: how a kernel is timed and how a result is written down."""
+"""Measurements on the GPU: timing of kernels, models and requests, and the records of them."""

@@ -1,4 +1,4 @@
-"""Families of benchmarks: cases at the shapes the models have, and random inputs for them."""
+"""Families of benchmark cases at the shapes of real models, with random inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sp.bench.record import make_record
-from sp.bench.timing import mode_of, spread, time_kernel
+from sp.bench.timing import mode_of, quartiles, time_kernel
 from sp.config import import_modules
 from sp.errors import unknown_name
 from sp.kernels import forced_path, import_cupy
@@ -31,8 +31,9 @@ from sp.quant import F16, BlockFormat, kernel_formats
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: `run` queues it on the current stream; bytes and flops are what it must move and do. With
-    `graph` it is replayed from a CUDA graph: the host needs longer to launch a short kernel than it runs."""
+    """One operation to time. `run` queues it on the current stream; `bytes` and `flops` are the least memory traffic
+    and work that it needs. With `graph` it is replayed from a CUDA graph, since the host takes longer to launch a short
+    kernel than the kernel runs."""
 
     config: Mapping[str, Any]
     path: str
@@ -47,7 +48,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def family(name: str) -> Callable[[Family], Family]:
-    """Register a function that yields cases; it is called with a device present. The name is that of its records."""
+    """Register a function that yields cases on the present GPU, under the name of its records."""
 
     def register(make: Family) -> Family:
         FAMILIES[name] = make
@@ -57,35 +58,35 @@ def family(name: str) -> Callable[[Family], Family]:
 
 
 def paths() -> tuple[str, ...]:
-    """Paths the present GPU can take."""
+    """Return the kernel paths that the present GPU supports."""
     return PATHS if native_path() == "sm_90a" else ("portable",)
 
 
 def normal(*shape: int) -> Any:
-    """Normal float32 values: products of zeros or of one sign draw less power and run faster."""
+    """Draw normal float32 values; products of zeros or of one sign would draw less power and run faster."""
     return import_cupy().random.standard_normal(shape, np.float32)
 
 
 def bf16(*shape: int) -> Any:
-    """Normal values cut to bf16."""
+    """Draw normal values, truncated to bf16."""
     return (normal(*shape).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def clustered(tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Any, PagedKV]:
-    """Queries, and keys and values under a shuffled table, all f16, with attention that is not flat: keys of a block of
-    128 tokens are one of 64 N(0, 1) centres, drawn for each block and KV head, plus N(0, 1); queries likewise for each
-    query head; values N(0, 1)."""
+    """Draw f16 queries, and keys and values under a shuffled block table, whose attention is not flat. The keys of a
+    block of 128 tokens are one of 64 N(0, 1) centres, drawn for each block and KV head, plus N(0, 1) noise; queries
+    likewise for each query head. Values are N(0, 1)."""
     cupy, blocks = import_cupy(), tokens // PAGE_TOKENS
     assert tokens == blocks * PAGE_TOKENS, f"{tokens} tokens are no whole number of pages"
     random = cupy.random.default_rng(tokens + head_dim)
     centres = random.standard_normal((64, head_dim), np.float32)
 
     def rows(count: int, centred: bool) -> Any:
-        made = cupy.empty((blocks, PAGE_TOKENS, count, head_dim), np.float16)
+        values = cupy.empty((blocks, PAGE_TOKENS, count, head_dim), np.float16)
         middle = centres[random.integers(0, 64, (blocks, count))] if centred else 0
         for slot in range(PAGE_TOKENS):  # a slice at a time: float32 noise of all rows would take gigabytes
-            made[:, slot] = middle + random.standard_normal((blocks, count, head_dim), np.float32)
-        return made
+            values[:, slot] = middle + random.standard_normal((blocks, count, head_dim), np.float32)
+        return values
 
     q = rows(heads, True).reshape(tokens, heads, head_dim)
     table = cupy.argsort(random.random(blocks)).astype(np.int32)
@@ -98,7 +99,7 @@ def clustered(tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[An
 
 
 def run_cases(only: str | None = None, repeats: int = 20) -> Iterator[dict[str, Any]]:
-    """Time every case of one family or of all, as `sp kernels bench` does; yields records."""
+    """Time every case of one family or of all, and yield records; `sp kernels bench` runs this."""
     import_modules("sp.bench.families")
     if only is not None and only not in FAMILIES:
         raise unknown_name("family of benchmarks", only, FAMILIES)
@@ -112,7 +113,7 @@ def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
     reset_launched()
     with forced_path(case.path) if case.path in PATHS else nullcontext():
         samples = time_kernel(case.run, repeats, graph=case.graph)
-    times = spread(samples)
+    times = quartiles(samples)
     metrics = {
         "ms": times.median,
         "ms_low": times.low,
@@ -124,13 +125,13 @@ def _measure(name: str, case: Case, repeats: int) -> dict[str, Any]:
     return make_record(name, config, metrics, samples, launched_sources())
 
 
-CHAIN_BYTES = 192 << 20  # weights of one chain of launches: more than the L2 cache holds
+CHAIN_BYTES = 192 << 20  # weights of one chain of launches, more than the L2 cache has room for
 
 
 def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: None) -> Iterator[dict[str, Any]]:
-    """Time every kernel over formats, shapes and rows; one record a format and shape, with microseconds a launch by
-    ``"gemv 16"`` (kernel, rows). A launch is one of a chain over copies of the weight, in a CUDA graph, as in a model:
-    it finds its weight in memory, and the next may start before it has ended."""
+    """Time every matrix product kernel over formats, shapes and rows; yield one record per format and shape, with
+    microseconds per launch by ``"gemv 16"`` (kernel, rows). The launches form a chain over copies of the weight in a
+    CUDA graph. As in a model, each reads its weight from memory, not from L2, and may overlap with the next."""
     work: dict[tuple[tuple[str, Any], ...], dict[tuple[str, int], Callable[[], None]]] = {}
     for fmt in kernel_formats():
         for name, shape in SHAPES.items():
@@ -146,14 +147,16 @@ def measure(repeats: int = 3, progress: Callable[[int], object] = lambda done: N
         config: dict[str, Any] = dict(key)
         samples = {which: time_kernel(run, repeats, warmup=1, graph=True) for which, run in runs.items()}
         metrics = {
-            f"{kernel} {rows}": 1e3 * spread(ms).median / config["launches"] for (kernel, rows), ms in samples.items()
+            f"{kernel} {rows}": 1e3 * quartiles(ms).median / config["launches"]
+            for (kernel, rows), ms in samples.items()
         }
         yield make_record("dispatch", config, metrics, list(samples.values()))
         progress(1)
 
 
 def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callable[[], None]]:
-    """By kernel for which so many rows are worth timing, a function that queues the product with each of `weights`."""
+    """Return by kernel a function that queues the product with each of `weights`; only kernels worth timing at
+    `rows`."""
     out, width = weights[0].shape
     x, y, kind = bf16(rows, width), import_cupy().empty((rows, out), np.uint16), weights[0].format.ggml_type
 
@@ -164,15 +167,16 @@ def candidates(weights: tuple[PackedWeight, ...], rows: int) -> dict[str, Callab
 
         return run
 
+    present = dict.fromkeys(kernel for path in paths() for kernel in kernels(path))  # several paths may have one kernel
     return {
         kernel.name: chain(kernel)
-        for kernel in dict.fromkeys(each for path in paths() for each in kernels(path))  # that this GPU can run
+        for kernel in present
         if rows in kernel.timed and kind in kernel.formats and kernel.room(rows, width, (kind,), False, STORE)
     }
 
 
 def copies(fmt: BlockFormat, shape: tuple[int, int]) -> tuple[PackedWeight, ...]:
-    """A weight of random blocks, 256 distinct rows, and copies of it."""
+    """Build a weight of random blocks, 256 distinct rows, and copies of it."""
     blocks = random_blocks(np.random.default_rng(0), fmt, 256 * shape[1] // fmt.block_size, 0.02)
     rows = import_cupy().asarray(blocks.reshape(256, -1))
     first = pack("w", fmt, shape, import_cupy().tile(rows, (shape[0] // 256, 1)))
@@ -181,13 +185,13 @@ def copies(fmt: BlockFormat, shape: tuple[int, int]) -> tuple[PackedWeight, ...]
 
 
 def needed(runs: Any) -> dict[KernelSpec, list[Defines]]:
-    """Variants that some work launches, without launching them."""
-    found: dict[KernelSpec, dict[tuple[Any, ...], Defines]] = {}
+    """Collect the kernel variants that `runs` would launch, without launching them."""
+    by_kernel: dict[KernelSpec, dict[tuple[Any, ...], Defines]] = {}
     plain = KernelSpec.launch
 
     def note(self: KernelSpec, grid: tuple[int, ...], *values: Any, defines: Defines | None = None) -> None:
         chosen = self.variants[0] if defines is None else defines
-        found.setdefault(self, {})[tuple(chosen.items())] = chosen
+        by_kernel.setdefault(self, {})[tuple(chosen.items())] = chosen
 
     KernelSpec.launch = note  # type: ignore[method-assign]
     try:
@@ -195,11 +199,11 @@ def needed(runs: Any) -> dict[KernelSpec, list[Defines]]:
             run()
     finally:
         KernelSpec.launch = plain  # type: ignore[method-assign]
-    return {kernel: list(variants.values()) for kernel, variants in found.items()}
+    return {kernel: list(variants.values()) for kernel, variants in by_kernel.items()}
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `sp.ops.matmul.dispatch` reads, from the records of `measure`."""
+    """Build the table that `sp.ops.matmul.dispatch` reads from the records of `measure`."""
     return {
         "gpu": records[0]["gpu"],
         "date": records[-1]["date"],

@@ -1,4 +1,4 @@
-"""Decoding timed: tokens a second and tokens a pass, plainly and with a draft, in one process and of one prompt."""
+"""Timing of decoding: tokens per second and per pass, greedy and with a draft model, for one prompt in one process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sp.arrays import Ints
-from sp.bench.simulate import SIMULATED, Acceptance, Simulated, Way, deepest
-from sp.bench.timing import spread
+from sp.bench.simulate import SIMULATED, Acceptance, DecodeSetting, Simulated, deepest
+from sp.bench.timing import quartiles
 from sp.decode import DECODERS, DDTree, Decoder, DFlash, Speculative
 from sp.decode.speculate import new_cycle
 from sp.errors import ConfigError
@@ -33,43 +33,42 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One answer. `passes`: tokens that each pass of the target gave after the first token; what came after the end is
-    not counted."""
+class TimedAnswer:
+    """One timed answer. `passes`: tokens of each pass of the target, after the first token; tokens past the end of the
+    answer do not count."""
 
     task: str
-    tokens: tuple[int, ...]  # the token that ended it included
+    tokens: tuple[int, ...]  # including the token that ended it
     passes: tuple[int, ...]
-    seconds: tuple[float, ...]  # of each pass, until its tokens were on the host; the draft's part is in it
+    seconds: tuple[float, ...]  # per pass, until its tokens are on the host; includes the draft model
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Answers decoded in one way, beside greedy ones of the same prompts."""
+class DecodeTiming:
+    """Answers decoded with one setting, next to greedy ones of the same prompts."""
 
-    way: Way
-    answers: tuple[Answered, ...]  # answers, greedy: of the same prompts, one for one
-    greedy: tuple[Answered, ...]
-    acceptance: Acceptance | None = None  # where acceptance was simulated
-    sources: tuple[str, ...] = ()  # kernels that were launched
+    setting: DecodeSetting
+    answers: tuple[TimedAnswer, ...]  # `answers` and `greedy` have the same prompts, in the same order
+    greedy: tuple[TimedAnswer, ...]
+    acceptance: Acceptance | None = None  # None for real acceptance
+    sources: tuple[str, ...] = ()  # kernels launched
 
     @property
     def equal(self) -> int | None:
-        """Answers that are the greedy ones token for token; None where acceptance was simulated."""
+        """Number of answers equal to the greedy ones token for token; None for simulated acceptance."""
         if self.acceptance is not None:
             return None
-        return sum(mine.tokens == plain.tokens for mine, plain in zip(self.answers, self.greedy, strict=True))
+        return sum(answer.tokens == greedy.tokens for answer, greedy in zip(self.answers, self.greedy, strict=True))
 
     def metrics(self) -> dict[str, Any]:
-        """Means with 95 % bootstrap intervals, and the same by task. What is drawn anew are answers; passes where
-        acceptance was simulated, for these are what varies. Tasks whose answers all ended with their first token are
-        left out."""
+        """Means with 95 % bootstrap intervals, in total and by task. Answers are resampled; with simulated acceptance,
+        whose answers do not vary, passes are. Tasks whose answers all ended with their first token are omitted."""
         if self.acceptance is not None:
             return self._metrics() | {"origin": self.acceptance.origin}
         tasks = dict.fromkeys(answer.task for answer in self.answers if answer.passes)
         return self._metrics() | {"by_task": {task: self._of(task)._metrics() for task in tasks}}
 
-    def _of(self, task: str) -> Measured:
+    def _of(self, task: str) -> DecodeTiming:
         pairs = [pair for pair in zip(self.answers, self.greedy, strict=True) if pair[0].task == task]
         return replace(self, answers=tuple(a for a, _ in pairs), greedy=tuple(g for _, g in pairs))
 
@@ -89,15 +88,15 @@ class Measured:
 
 
 def ratio_interval(parts: Any, wholes: Any, seed: int = 0) -> tuple[float, float, float]:
-    """Sum of parts over sum of wholes, and its 95 % bootstrap interval over the units, which are drawn in pairs."""
+    """Divide the sum of parts by the sum of wholes; its 95 % bootstrap interval resamples (part, whole) pairs."""
     parts, wholes = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
     drawn = np.random.default_rng(seed).integers(0, len(parts), (RESAMPLES, len(parts)))
     low, high = np.quantile(parts[drawn].sum(axis=1) / wholes[drawn].sum(axis=1), (0.025, 0.975))
     return float(parts.sum() / wholes.sum()), float(low), float(high)
 
 
-def _units(answers: Sequence[Answered], by_pass: bool) -> tuple[Any, Any, Any]:
-    """Tokens, seconds and passes of each unit; answers of one token have no pass and are none."""
+def _units(answers: Sequence[TimedAnswer], by_pass: bool) -> tuple[Any, Any, Any]:
+    """Return tokens, seconds and passes by answer or by pass; answers of one token have no pass and are omitted."""
     if by_pass:
         lengths = np.concatenate([answer.passes for answer in answers])
         return lengths, np.concatenate([answer.seconds for answer in answers]), np.ones(len(lengths))
@@ -106,86 +105,89 @@ def _units(answers: Sequence[Answered], by_pass: bool) -> tuple[Any, Any, Any]:
     return tokens, seconds, passes
 
 
-SKIPPED = 3  # passes before the clock counts: one launch by launch, one captured, one replayed
-GREEDY: Way = ("greedy", 0)
+SKIPPED = 3  # untimed passes: one launched eagerly, one captured, one replayed
+GREEDY: DecodeSetting = ("greedy", 0)
 REAL = "real acceptance"
 
 
 @dataclass(frozen=True)
-class Question:
-    """A prompt in tokens, the task it belongs to, and the longest answer."""
+class DecodePrompt:
+    """Token ids of a prompt, the name of its task, and the most tokens of its answer."""
 
     task: str
     ids: Ints
     max_new_tokens: int
 
 
-def decoder_of(way: Way) -> Decoder:
-    """The decoder of a way."""
-    method, budget = way
-    return DECODERS.build(method, {} if way == GREEDY else {"budget": budget})
+def decoder_of(setting: DecodeSetting) -> Decoder:
+    """Build the decoder of a setting."""
+    method, budget = setting
+    return DECODERS.build(method, {} if setting == GREEDY else {"budget": budget})
 
 
-def ways_of(methods: Sequence[str], budgets: Sequence[int], block_size: int) -> list[Way]:
-    """Greedy decoding, then every method with every budget; chains no longer than the block."""
-    ways = [GREEDY]
+def settings_of(methods: Sequence[str], budgets: Sequence[int], block_size: int) -> list[DecodeSetting]:
+    """List greedy decoding, then every method with every budget; a chain is no longer than the draft's block."""
+    settings = [GREEDY]
     for method in methods:
         longest = block_size - 1 if method == "dflash" else max(budgets)
-        ways += [(method, n) for n in dict.fromkeys(min(b, longest) for b in budgets) if method != "greedy"]
-    return ways
+        settings += [(method, n) for n in dict.fromkeys(min(b, longest) for b in budgets) if method != "greedy"]
+    return settings
 
 
-def answer(target: Loaded, draft: Draft, question: Question, options: RunOptions, pool: CachePool) -> Answered:
-    """Read a prompt and decode, pass by pass on the clock; `pool` as for `begin`."""
-    ids = question.ids
-    given = CompressedPrompt(ids, np.arange(len(ids)), len(ids))
-    options = replace(options, max_new_tokens=question.max_new_tokens)
-    begun = begin(target, given, options, None, draft, pool)
+def answer(target: Loaded, draft: Draft, task: DecodePrompt, options: RunOptions, pool: CachePool) -> TimedAnswer:
+    """Prefill a prompt and decode, timing every pass; `pool` as for `begin`."""
+    ids = task.ids
+    prompt = CompressedPrompt(ids, np.arange(len(ids)), len(ids))
+    options = replace(options, max_new_tokens=task.max_new_tokens)
+    started = begin(target, prompt, options, None, draft, pool)
     tokens: list[int] = []
     times: list[float] = []
-    with closing(begun.tokens()) as stream:
+    with closing(started.tokens()) as stream:
         for token in stream:
             times.append(time.perf_counter())
             tokens.append(token)
             if token in target.tokenizer.eos_ids:
                 break
-    passes = begun.passes or [1] * (len(tokens) - 1)
+    passes = started.passes or [1] * (len(tokens) - 1)
     ends = np.concatenate([[0], np.cumsum(passes, dtype=np.int64)])
     seconds = np.diff(np.array(times)[ends])
-    return Answered(question.task, tuple(tokens), tuple(passes), tuple(seconds.tolist()))
+    return TimedAnswer(task.task, tuple(tokens), tuple(passes), tuple(seconds.tolist()))
 
 
 def measure_pair(
     target: Loaded,
     draft: Draft,
-    questions: Sequence[Question],
-    ways: Sequence[Way],
+    prompts: Sequence[DecodePrompt],
+    settings: Sequence[DecodeSetting],
     options: RunOptions,
     progress: Callable[[], None] = lambda: None,
-) -> list[Measured]:
-    """Answer every question in every way, of which the first is `GREEDY`, all ways of a question one after the other,
-    after the longest unmeasured; one result a way. ConfigError if every answer ended with its first token."""
-    found: dict[Way, list[Answered]] = {way: [] for way in ways}
-    pool = {way: CachePool(keep=True) for way in ways}  # each keeps the graphs of its own trees
-    longest = max(questions, key=lambda question: len(question.ids) + question.max_new_tokens)
+) -> list[DecodeTiming]:
+    """Answer every prompt with every setting, the first of which is `GREEDY`; return one timing per setting. All
+    settings of a prompt run in turn, after an untimed run of the longest prompt. ConfigError if every answer ended with
+    its first token."""
+    answers: dict[DecodeSetting, list[TimedAnswer]] = {setting: [] for setting in settings}
+    # A pool per setting, so that the graphs captured for its trees are there again for the next prompt.
+    pool = {setting: CachePool(keep=True) for setting in settings}
+    longest = max(prompts, key=lambda prompt: len(prompt.ids) + prompt.max_new_tokens)
     reset_launched()
-    for question in (longest, *questions):
-        for way in ways:
-            done = answer(target, draft, question, replace(options, decode=decoder_of(way)), pool[way])
-            found[way].append(done)
+    for prompt in (longest, *prompts):
+        for setting in settings:
+            timed = answer(target, draft, prompt, replace(options, decode=decoder_of(setting)), pool[setting])
+            answers[setting].append(timed)
             progress()
-    for kept in pool.values():
-        kept.drop()
-    greedy = tuple(found[GREEDY][1:])
-    if not any(done.passes for done in greedy):
-        raise ConfigError("every answer ended with its first token, so no pass was timed; ask other --tasks")
-    return [Measured(way, tuple(done[1:]), greedy, sources=launched_sources()) for way, done in found.items()]
+    for caches in pool.values():
+        caches.drop()
+    greedy = tuple(answers[GREEDY][1:])
+    if not any(timed.passes for timed in greedy):
+        raise ConfigError("every answer ended with its first token, so no pass was timed; choose other --tasks")
+    sources = launched_sources()
+    return [DecodeTiming(setting, tuple(timed[1:]), greedy, sources=sources) for setting, timed in answers.items()]
 
 
 def measure_simulated(
     target: Loaded,
     draft: Draft,
-    ways: Sequence[Way],
+    settings: Sequence[DecodeSetting],
     acceptances: Sequence[Acceptance],
     options: RunOptions,
     *,
@@ -193,40 +195,43 @@ def measure_simulated(
     tokens: int,
     repeats: int,
     progress: Callable[[], None] = lambda: None,
-) -> Iterator[Measured]:
-    """Decode random prompts of `context` tokens, greedily and then in every way with every acceptance. `target` has no
-    tokens that end an answer; `tokens` count in each greedy repetition, whose first `SKIPPED` passes and last one,
-    which the end may cut, do not; the others go on as long."""
+) -> Iterator[DecodeTiming]:
+    """Decode random prompts of `context` tokens, greedily and then with every setting and acceptance.
+
+    `target` must have no tokens that end an answer. Of each answer the first `SKIPPED` passes and the last one, which
+    the end may truncate, are not counted; about `tokens` tokens are.
+    """
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, target.model.config.vocab, context) for _ in range(repeats)]
-    greedy: tuple[Answered, ...] = ()
-    for way in ways:
-        for acceptance in acceptances[:1] if way == GREEDY else acceptances:
-            lengths = (1,) if way == GREEDY else acceptance.of(way, draft.block_size)
+    greedy: tuple[TimedAnswer, ...] = ()
+    for setting in settings:
+        for acceptance in acceptances[:1] if setting == GREEDY else acceptances:
+            lengths = (1,) if setting == GREEDY else acceptance.of(setting, draft.block_size)
             if not lengths:
                 continue
             reset_launched()
-            decoder = decoder_of(way)
+            decoder = decoder_of(setting)
             if isinstance(decoder, Speculative):
-                # Shuffled, since a run may be shorter than a trace, whose tasks differ.
+                # Shuffled: a run may be shorter than the trace, whose lengths are ordered by task.
                 decoder = Simulated(decoder, np.random.default_rng(0).permutation(lengths).tolist())
             most = (SKIPPED + 1) * max(lengths) + 1
             done, pool = [], CachePool(keep=True)
             for ids in prompts:
-                question = Question("", ids, tokens + most)
-                whole = answer(target, draft, question, replace(options, decode=decoder), pool)
+                prompt = DecodePrompt("", ids, tokens + most)
+                whole = answer(target, draft, prompt, replace(options, decode=decoder), pool)
                 done.append(replace(whole, passes=whole.passes[SKIPPED:-1], seconds=whole.seconds[SKIPPED:-1]))
                 progress()
             pool.drop()
             greedy = greedy or tuple(done)
-            yield Measured(way, tuple(done), greedy, None if way == GREEDY else acceptance, launched_sources())
+            simulated = None if setting == GREEDY else acceptance
+            yield DecodeTiming(setting, tuple(done), greedy, simulated, launched_sources())
 
 
-def describe(measured: Measured, target: Loaded, draft: Draft, common: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `make_record`; samples are tokens and milliseconds of the passes of each answer. `common` is what
-    all keys of the run share: `model_facts` of the target, and how it ran."""
-    method, budget = measured.way
-    mode = SIMULATED if measured.acceptance else "greedy" if measured.way == GREEDY else REAL
+def describe(measured: DecodeTiming, target: Loaded, draft: Draft, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the arguments of `make_record`; samples are tokens and milliseconds of the passes of each answer. `common`:
+    keys that all records of the run share, namely `model_facts` of the target and `running`."""
+    method, budget = measured.setting
+    mode = SIMULATED if measured.acceptance else "greedy" if measured.setting == GREEDY else REAL
     config = {**common, "draft": draft.path.name, "method": method, "budget": budget}
     simulated = {"acceptance": measured.acceptance.name} if measured.acceptance else {}
     samples = [
@@ -243,30 +248,30 @@ def describe(measured: Measured, target: Loaded, draft: Draft, common: Mapping[s
     }
 
 
-KEPT = 8
+PATH_NODES = 8  # at most so many nodes of each timed tree are committed
 PARTS = ("guess", "propose", "verify", "keep", "remember")
 
 
 @dataclass(frozen=True)
-class Round:
-    """Rounds with passes of one number of nodes. `ms`: samples by part: ``guess`` (the draft's block), ``propose`` (the
-    tree, on the host), ``verify`` (the target's pass with logits), ``keep`` (the path), ``remember`` (its features, by
-    the draft)."""
+class RoundTiming:
+    """Timed rounds with trees of one size. `ms`: samples by part. ``guess``: the draft model's block; ``propose``: the
+    tree, on the host; ``verify``: the target's pass with logits; ``keep``: committing the path; ``remember``: the
+    path's features, by the draft model."""
 
     nodes: int
-    kept: int  # of them, each round
+    path_nodes: int  # nodes committed per round
     ms: dict[str, tuple[float, ...]]
-    decode_ms: float  # of a greedy step after the same context, in the same process
+    decode_ms: float  # greedy step after the same context, in the same process
     sources: tuple[str, ...]  # kernels launched
 
     def metrics(self) -> dict[str, float]:
-        """Medians; `ms` is the pass, `draft_ms` the draft's whole step."""
-        found = {name: spread(samples).median for name, samples in self.ms.items()}
-        parts = {f"{name}_ms": found[name] for name in PARTS if name != "verify"}
-        draft = found["guess"] + found["remember"]
+        """Medians by part; `ms` is the target's pass, `draft_ms` both parts of the draft model."""
+        medians = {name: quartiles(samples).median for name, samples in self.ms.items()}
+        parts = {f"{name}_ms": medians[name] for name in PARTS if name != "verify"}
+        draft = medians["guess"] + medians["remember"]
         return {
-            "ms": found["verify"],
-            "ratio_to_decode": found["verify"] / self.decode_ms,
+            "ms": medians["verify"],
+            "ratio_to_decode": medians["verify"] / self.decode_ms,
             "decode_ms": self.decode_ms,
             **parts,
             "draft_ms": draft,
@@ -274,26 +279,26 @@ class Round:
 
 
 def fitting(nodes: Sequence[int], block_size: int) -> list[int]:
-    """Sizes of passes that a draft's blocks can fill, in place of those asked for; each once."""
+    """Replace tree sizes by those that the draft's blocks can fill, without duplicates."""
     return list(dict.fromkeys(_decoder(n, block_size).nodes(block_size) for n in nodes))
 
 
 def time_round(
     target: Loaded, draft: Draft, nodes: int, decode_ms: float, options: RunOptions, *, context: int, repeats: int
-) -> Round:
-    """Time rounds after a random context: a chain while the draft's block holds it, else a tree, of as many `nodes` as
-    `fitting` gives; `repeats` count, after `SKIPPED` that do not."""
+) -> RoundTiming:
+    """Time `repeats` rounds after a random context, after `SKIPPED` untimed ones. `nodes`: size of the tree as
+    `fitting` returns it; a chain if the draft's block is as long, else a tree."""
     reset_launched()
     decoder, model = _decoder(nodes, draft.block_size), target.model
-    rng, kept = np.random.default_rng(0), min(KEPT, nodes, draft.block_size)
-    room = context + (repeats + SKIPPED) * kept + nodes
+    rng, path_nodes = np.random.default_rng(0), min(PATH_NODES, nodes, draft.block_size)
+    room = context + (repeats + SKIPPED) * path_nodes + nodes
     cache = model.new_cache(room, options.kv, rotate=options.rotate)
-    session, read = DraftSession.begin(draft, model, room), 0
+    session, features_seen = DraftSession.begin(draft, model, room), 0
 
     def take(features: Any) -> None:
-        nonlocal read
-        session.remember(features, np.arange(read, read + len(features)))
-        read += len(features)
+        nonlocal features_seen
+        session.remember(features, np.arange(features_seen, features_seen + len(features)))
+        features_seen += len(features)
 
     ids = rng.integers(0, model.config.vocab, context)
     rows = context if model.config.layers - 1 in draft.layers else 1
@@ -305,27 +310,27 @@ def time_round(
     marks: list[list[Any]] = []
     try:
         for number in range(repeats + SKIPPED):
-            position = context + number * kept
+            position = context + number * path_nodes
             with cycle.working():
-                seen = [mark()]
+                round_marks = [mark()]
                 guessed = cycle.guess(number, position, draft.block_size - 1)
-                seen.append(mark())
+                round_marks.append(mark())
                 tree = decoder.propose(number, guessed, rng)
-                seen.append(mark())
+                round_marks.append(mark())
                 cycle.verify(tree, position)
-                seen.append(mark())
-                path = deepest(tree)[:kept]
+                round_marks.append(mark())
+                path = deepest(tree)[:path_nodes]
                 cycle.commit(path)
-                seen.append(mark())
+                round_marks.append(mark())
                 cycle.remember(path, position + tree.depths[path])
-                marks.append([*seen, mark()])
+                marks.append([*round_marks, mark()])
             assert len(tree.tokens) == nodes, f"a tree of {len(tree.tokens)} nodes"
-            assert len(path) == kept, f"a path of {len(path)} nodes"
+            assert len(path) == path_nodes, f"a path of {len(path)} nodes"
     finally:
         cycle.end()
-    spans = [ended(one) for one in marks[SKIPPED:]]
+    spans = [ended(round_marks) for round_marks in marks[SKIPPED:]]
     samples = {name: tuple(span[i] for span in spans) for i, name in enumerate(PARTS)}
-    return Round(nodes, kept, samples, decode_ms, launched_sources())
+    return RoundTiming(nodes, path_nodes, samples, decode_ms, launched_sources())
 
 
 def _decoder(nodes: int, block_size: int) -> Speculative:
@@ -333,7 +338,8 @@ def _decoder(nodes: int, block_size: int) -> Speculative:
 
 
 def _marks(device: str) -> tuple[Callable[[], Any], Callable[[Sequence[Any]], list[float]]]:
-    """A way to mark now, by events on the device, and one to tell the milliseconds between marks."""
+    """Return a function that marks the present time, on GPUs by an event, and one for the milliseconds between
+    marks."""
     if device == "cpu":
         return time.perf_counter, lambda marks: (1e3 * np.diff(marks)).tolist()
     cuda = import_cupy().cuda
@@ -345,19 +351,20 @@ def _marks(device: str) -> tuple[Callable[[], Any], Callable[[Sequence[Any]], li
     return lambda: cuda.get_current_stream().record(), ended
 
 
-def describe_round(found: Round, target: Loaded, draft: Draft, common: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `make_record`; samples are milliseconds of the pass, `common` as for decoding."""
+def describe_round(timing: RoundTiming, target: Loaded, draft: Draft, common: dict[str, Any]) -> dict[str, Any]:
+    """Build the arguments of `make_record`; samples are milliseconds of the target's pass, `common` as for
+    `describe`."""
     return {
         "bench": "verify",
         "config": {
             **common,
             "draft": draft.path.name,
-            "nodes": found.nodes,
-            "kept": found.kept,
-            "pass": "chain" if found.nodes <= draft.block_size else "tree",
+            "nodes": timing.nodes,
+            "kept": timing.path_nodes,
+            "pass": "chain" if timing.nodes <= draft.block_size else "tree",
         },
-        "metrics": found.metrics(),
-        "samples": list(found.ms["verify"]),
-        "sources": found.sources,
+        "metrics": timing.metrics(),
+        "samples": list(timing.ms["verify"]),
+        "sources": timing.sources,
         "device": target.model.device,
     }

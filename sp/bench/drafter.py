@@ -1,4 +1,4 @@
-"""Speed of a drafter: seconds to score a prompt, what they are spent on, what was read, and the memory it took."""
+"""Speed of a drafter: seconds to score a prompt, by stage, with the sparse density and the peak memory."""
 
 from __future__ import annotations
 
@@ -32,51 +32,51 @@ STAGES = {
     "importance_norms": "importance",
     "importance_heat": "importance",
     "importance_fold": "importance",
-}  # stage that a kernel's time counts for; the others are projections and what surrounds them
+}  # stage of a kernel's time; all other kernels count as projections
 STAGE_NAMES = ("mean", "score_select", "forward", "importance", "projections")
 EACH_SECONDS = 0.2
-"""Samples on a device are together at least so long for each that is asked for: a host may be half as fast from one
-short sample to the next."""
+"""Least mean seconds of the samples on a device; short ones are repeated more often, since the speed of a host may
+halve from one short sample to the next."""
 LIMIT_TFLOPS = 700.0
-"""About what the best bf16 matmuls and attention reach on an H200; a limit is the work at that rate and no more."""
+"""About the rate of the best bf16 matmuls and attention on an H200; `limit_s` is the work at that rate."""
 
 
 @dataclass(frozen=True)
-class Draft:
-    """One test: scoring a prompt of random tokens."""
+class ScoringTrial:
+    """One test: scoring a prompt of `tokens` tokens."""
 
     tokens: int
     options: dict[str, Any]  # of the `tail` scorer; ``{"sparse": "alpha:0.1"}`` for example
 
     @property
-    def read(self) -> dict[str, Any]:
-        """How, as records have it."""
+    def scorer_record(self) -> dict[str, Any]:
+        """Describe the scorer with the keys of records."""
         return recorded(SCORERS.build("tail", self.options))
 
     @property
     def attention(self) -> str:
-        """How the drafter attends: dense, alpha 0.1, density 0.05, blocks sqrt:64."""
-        return attending(self.read) or "dense"
+        """The drafter's attention: dense, alpha 0.1, density 0.05, blocks sqrt:64."""
+        return attending(self.scorer_record) or "dense"
 
 
 @dataclass(frozen=True)
-class DraftTiming:
-    """Samples of one test. `stages`: milliseconds of kernels in one more run, by `STAGE_NAMES`; empty on the CPU. What
-    the median of `seconds` has beyond their sum are pauses between kernels, and copies."""
+class ScoringTiming:
+    """Samples of one test. `stages`: milliseconds of kernels in one more run, by `STAGE_NAMES`; empty on the CPU. The
+    median of `seconds` exceeds their sum by pauses between kernels, and copies."""
 
-    draft: Draft
+    trial: ScoringTrial
     seconds: tuple[float, ...]  # from token ids to scores, both on the host
     density: float  # share of the causal blocks that attention read, mean over the layers
     stages: dict[str, float]
-    peak_bytes: int  # peak_bytes, weight_bytes: most device memory held, and the weights' part of it; 0 on the CPU
+    peak_bytes: int  # device memory, of which `weight_bytes` are weights; both 0 on the CPU
     weight_bytes: int
     limit_s: float  # the work over `LIMIT_TFLOPS`; 0 on the CPU
-    sources: tuple[str, ...] = ()  # kernels that were launched
-    gpus: int = 1  # how many read together; memory is that of the first, and there are no stages of more than one
+    sources: tuple[str, ...] = ()  # kernels launched
+    gpus: int = 1  # GPUs that read together; memory is the first one's, and several have no stages
     host: dict[str, float] = field(default_factory=dict)  # of `HostTime`
 
     def metrics(self) -> dict[str, Any]:
-        """Median time, density, memory, limit and stages."""
+        """Median time, density, memory, limit and stages, with the keys of records."""
         return {
             "score_s": median(self.seconds),
             "density": self.density,
@@ -88,17 +88,19 @@ class DraftTiming:
         }
 
 
-def run_drafts(
+def run_scoring(
     model: Model,
-    drafts: list[Draft],
+    trials: list[ScoringTrial],
     repeats: int,
     progress: Callable[[], None] | None = None,
     text: Ints | None = None,
     gpus: ContextParallel | None = None,
-) -> Iterator[DraftTiming]:
-    """Time a drafter; each test is warmed up, then repeated with other tokens, on a device short ones more often:
-    random ones or, since a trained drafter's attention is sparse on it, a `text` over and over, begun at a random
-    place. With `gpus` these read together; `model` is then the first of theirs."""
+) -> Iterator[ScoringTiming]:
+    """Time a drafter; each test is warmed up, then repeated with other tokens, on a GPU short tests more often.
+
+    The tokens are random, or those of `text` repeated from a random place on, because a trained drafter's attention is
+    sparse only on real text. With `gpus` these read together; `model` is then the first one's.
+    """
     rng, count = np.random.default_rng(0), 1 if gpus is None else gpus.group.size
 
     def score(scorer: Scorer, tokens: int) -> Importance:
@@ -109,47 +111,48 @@ def run_drafts(
         nothing = np.zeros(tokens, bool)
         return scorer.score(ScoreRequest(model, ids, np.arange(tokens), nothing, nothing, gpus=gpus))
 
-    for draft in drafts:
-        scorer = SCORERS.build("tail", draft.options)
+    for trial in trials:
+        scorer = SCORERS.build("tail", trial.options)
         free_pool(model)
         reset_launched()
-        score(scorer, draft.tokens)
+        score(scorer, trial.tokens)
         free_pool(model)
         seconds, host = list[float](), HostTime(model.device, chosen=count > 1)
-        found = Importance(np.zeros(0, np.float32))
+        importance = Importance(np.zeros(0, np.float32))
         while not enough(seconds, repeats, EACH_SECONDS if model.device == "cuda" else 0.0):
             start = time.perf_counter()
-            found = score(scorer, draft.tokens)
+            importance = score(scorer, trial.tokens)
             seconds.append(time.perf_counter() - start)
             host.look()
             if progress is not None and len(seconds) <= repeats:
                 progress()
         peak, sources = pool_bytes(model), launched_sources()
-        stages = _stages(partial(score, scorer, draft.tokens)) if model.device == "cuda" and count == 1 else {}
-        density = mean(found.densities) if found.densities else 1.0
+        stages = _stages(partial(score, scorer, trial.tokens)) if model.device == "cuda" and count == 1 else {}
+        density = mean(importance.densities) if importance.densities else 1.0
         limit, weights = 0.0, 0
         if model.device == "cuda":
-            limit, weights = work(model.config, draft.tokens, density) / LIMIT_TFLOPS / 1e12 / count, model.nbytes
+            limit, weights = work(model.config, trial.tokens, density) / LIMIT_TFLOPS / 1e12 / count, model.nbytes
         times = tuple(seconds)
-        yield DraftTiming(draft, times, density, stages, peak, weights, limit, sources, count, host.metrics())
+        yield ScoringTiming(trial, times, density, stages, peak, weights, limit, sources, count, host.metrics())
 
 
 def work(config: ModelConfig, tokens: int, density: float) -> float:
-    """Floating-point operations of scoring: a prefill, its attention at a density; the last layer's is not computed."""
+    """Count the floating-point operations of scoring: a prefill with attention at a density, without the last
+    layer's."""
     cost = prefill_cost(config, tokens)
     attending = max(len(config.attention_layers) - 1, 0) / max(len(config.attention_layers), 1)
     return cost.weights * (config.layers - 1) / config.layers + cost.attention * attending * density + cost.delta
 
 
 def describe(
-    timing: DraftTiming, model: str, path: str, tokens: str, made_in: Arithmetic | None = None
+    timing: ScoringTiming, model: str, path: str, tokens: str, made_in: Arithmetic | None = None
 ) -> dict[str, Any]:
-    """Arguments of `make_record` for a timing; samples are seconds, `tokens` what was read: random or text."""
-    draft = timing.draft
-    config = {"model": model, "prompt_tokens": draft.tokens, "tokens": tokens, **running(path, made_in, timing.gpus)}
+    """Build the arguments of `make_record` for a timing; samples are seconds, `tokens` is ``random`` or ``text``."""
+    trial = timing.trial
+    config = {"model": model, "prompt_tokens": trial.tokens, "tokens": tokens, **running(path, made_in, timing.gpus)}
     return {
         "bench": "drafter",
-        "config": config | draft.read,
+        "config": config | trial.scorer_record,
         "metrics": timing.metrics(),
         "samples": list(timing.seconds),
         "sources": timing.sources,
@@ -157,8 +160,8 @@ def describe(
 
 
 def _stages(work: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds by stage of one more run, each kernel timed by itself."""
-    found = dict.fromkeys(STAGE_NAMES, 0.0)
-    for item in kernel_times(work, hold_ms=60.0):
-        found[STAGES.get(item.entry, "projections")] += item.ms
-    return found
+    """Measure milliseconds by stage in one more run, each kernel timed by itself."""
+    totals = dict.fromkeys(STAGE_NAMES, 0.0)
+    for kernel in kernel_times(work, hold_ms=60.0):
+        totals[STAGES.get(kernel.entry, "projections")] += kernel.ms
+    return totals

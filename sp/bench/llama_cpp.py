@@ -1,7 +1,7 @@
-"""The peer: a llama-bench of the user's own, run on the same GGUF, its output as the records of our own rows.
+"""The peer: the user's own llama-bench, run on the same GGUF file, with its output as records like those of `sp`.
 
-How fast it reads a prompt depends on its batch (tokens it takes at once, ``-b``) and micro-batch (tokens that go
-through a layer together, ``-ub``), so it is measured over a grid of both, and its best setting is what to compare with.
+Its prefill speed depends on its batch (``-b``, tokens per call) and micro-batch (``-ub``, tokens that pass a layer
+together). So it is measured over a grid of both, and its best setting is the one to compare with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sp.errors import ConfigError
 
 ENGINE = "llama.cpp"
 HELP_SECONDS = 30.0
-SHOWN = 200  # characters of what a failing program said last
+MESSAGE_CHARACTERS = 200  # of the last output of a failing program
 
 
 def bench_command(
@@ -31,18 +31,19 @@ def bench_command(
     batches: Sequence[int] = (),
     ubatches: Sequence[int] = (),
 ) -> list[str]:
-    """Arguments for this llama-bench: `-fa` was 0 or 1, and is a word in later versions, as its help tells. Prompts are
-    read with every one of `batches` and `ubatches`; its own defaults if there are none."""
-    told = _run([str(program), "--help"], HELP_SECONDS, program)
-    said = told.stdout + told.stderr
-    if "--n-prompt" not in said:
-        raise ConfigError(f"{program} is no llama-bench: its --help knows no --n-prompt; check --llama-bench")
-    words = re.search(r"--flash-attn\s+<[^>]*\bon\b", said)
+    """Build the command for this version of llama-bench, as its help describes it: early versions take `-fa` 0 or 1,
+    later ones a word. Prompts are read with every combination of `batches` and `ubatches`, llama-bench's own defaults
+    if empty."""
+    done = _run([str(program), "--help"], HELP_SECONDS, program)
+    usage = done.stdout + done.stderr
+    if "--n-prompt" not in usage:
+        raise ConfigError(f"{program} is not llama-bench: its --help lists no --n-prompt; check --llama-bench")
+    words = re.search(r"--flash-attn\s+<[^>]*\bon\b", usage)
     lists = {"-p": prompts or (0,), "-n": new or (0,), "-b": batches, "-ub": ubatches}
     return [
         *(str(program), "-m", str(model), "-o", "json", "-r", str(repeats), "-ngl", "99", "-ctk", kv, "-ctv", kv),
         *(item for flag, values in lists.items() if values for item in (flag, ",".join(map(str, values)))),
-        *(("-fa", "on" if words else "1") if "--flash-attn" in said else ()),
+        *(("-fa", "on" if words else "1") if "--flash-attn" in usage else ()),
     ]
 
 
@@ -56,8 +57,8 @@ def run_bench(command: Sequence[str], seconds: float) -> list[dict[str, Any]]:
 
 
 def parse(text: str, source: str) -> list[dict[str, Any]]:
-    """The tests in what llama-bench printed with ``-o json``, whatever else stands before or after. ConfigError: there
-    is no list of tests, or one has no size or no time."""
+    """Extract the tests from the output of llama-bench with ``-o json``, whatever text is around them. ConfigError:
+    there is no list of tests, or a test lacks its size or its times."""
     decoder = json.JSONDecoder()
     for start in (match.start() for match in re.finditer(r"^\s*\[", text, re.MULTILINE)):
         try:
@@ -70,8 +71,8 @@ def parse(text: str, source: str) -> list[dict[str, Any]]:
 
 
 def describe_peer(test: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `make_record` for a test of `run_bench` or `with_best`: reading a prompt as `prefill`, decoding as
-    `decode`, of its own engine. It counts neither tokenising nor sampling, so the time to a first token is longer."""
+    """Build the arguments of `make_record` for a test of `run_bench` or `with_best`: `prefill` or `decode`, with the
+    engine llama.cpp. llama-bench times neither tokenising nor sampling, so a time to first token is longer."""
     config: dict[str, Any] = {
         **facts,
         "kv": str(test.get("type_k") or "f16"),
@@ -96,7 +97,7 @@ def describe_peer(test: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str
 
 
 def with_best(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tests, each told whether it is the fastest of its size, and how fast every setting of that size was.
+    """Add to each test whether it is the fastest of its size (`best`), and the speed of every setting (`grid`).
 
     >>> tests = [{"n_prompt": 8, "n_gen": 0, "n_batch": b, "seconds": [s]} for b, s in ((4, 2.0), (8, 1.0))]
     >>> [(test["n_batch"], test["best"], len(test["grid"])) for test in with_best(tests)]
@@ -105,25 +106,25 @@ def with_best(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     sizes: dict[tuple[int, int, int], list[Mapping[str, Any]]] = {}
     for test in tests:
         sizes.setdefault(_size(test), []).append(test)
-    made = []
+    rated = []
     for test in tests:
         group = sizes[_size(test)]
         grid = [
             {"batch": t.get("n_batch"), "ubatch": t.get("n_ubatch"), "tok_s": max(_size(t)[:2]) / median(t["seconds"])}
             for t in group
         ]
-        made.append({**test, "best": test is min(group, key=lambda t: median(t["seconds"])), "grid": grid})
-    return made
+        rated.append({**test, "best": test is min(group, key=lambda t: median(t["seconds"])), "grid": grid})
+    return rated
 
 
 def best_peer(records: Iterable[Mapping[str, Any]], tokens: int) -> Mapping[str, Any] | None:
-    """The `prefill` record of this engine that reads a prompt of so many tokens fastest; None if there is none."""
-    mine = [r for r in records if r["config"].get("engine") == ENGINE and r["config"].get("prompt_tokens") == tokens]
-    return max(mine, key=lambda r: float(r["metrics"]["tok_s"]), default=None)
+    """Return this engine's fastest `prefill` record of a prompt of `tokens` tokens; None without one."""
+    own = [r for r in records if r["config"].get("engine") == ENGINE and r["config"].get("prompt_tokens") == tokens]
+    return max(own, key=lambda r: float(r["metrics"]["tok_s"]), default=None)
 
 
 def _size(test: Mapping[str, Any]) -> tuple[int, int, int]:
-    """What a test times: prompt, new tokens, tokens read before them."""
+    """Return the sizes of a test: prompt tokens, new tokens, tokens before those."""
     return test["n_prompt"], test["n_gen"], test.get("n_depth") or 0
 
 
@@ -134,15 +135,15 @@ def _run(command: Sequence[str], seconds: float, program: Path) -> subprocess.Co
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{program} did not end within {seconds:g} s; raise --timeout or ask for less") from None
+        raise ConfigError(f"{program} did not end within {seconds:g} s; raise --timeout or measure less") from None
     except OSError as error:
         raise ConfigError(
-            f"cannot run {program}: {error.strerror}; name llama.cpp's program in --llama-bench"
+            f"cannot run {program}: {error.strerror}; pass the path of llama-bench as --llama-bench"
         ) from None
 
 
 def _checked(test: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The test with plain counts and its samples in seconds; versions differ in which times they print."""
+    """Check a test, and add its counts as int and its samples in seconds; versions differ in the times they print."""
     samples = test.get("samples_ns") or ([test["avg_ns"]] if "avg_ns" in test else [])
     try:
         counts = {name: int(test[name] or 0) for name in ("n_prompt", "n_gen")}
@@ -150,11 +151,11 @@ def _checked(test: Mapping[str, Any], source: str) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError):
         counts, seconds = {}, []
     if not seconds or min(seconds) <= 0 or sorted(map(bool, counts.values())) != [False, True]:
-        raise ConfigError(f"{source}: a test without one size and its times: {json.dumps(test)[:SHOWN]}")
+        raise ConfigError(f"{source}: a test without one size and its times: {json.dumps(test)[:MESSAGE_CHARACTERS]}")
     return {**test, **counts, "seconds": seconds}
 
 
 def _last(text: str) -> str:
-    """The last line that says something, cut."""
+    """Return the last line that is not blank, truncated to `MESSAGE_CHARACTERS`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "".join(c if c.isprintable() else "?" for c in lines[-1][:SHOWN]) if lines else ""
+    return "".join(c if c.isprintable() else "?" for c in lines[-1][:MESSAGE_CHARACTERS]) if lines else ""

@@ -23,26 +23,26 @@ from sp.models.run.graph import MOST, PrefillGraphs, longest
 from sp.models.run.imbalance import imbalance
 from sp.scoring.base import Sparse
 
-WARM_TOKENS = 16384  # every kernel of a long prefill has run once by then
-MOST_SPREAD = 8192  # tokens that a mixture's imbalance is taken from
+WARM_TOKENS = 16384  # enough that every kernel of a long prefill has run once
+IMBALANCE_TOKENS = 8192  # at most so many tokens measure the imbalance of experts
 Together = Callable[[Callable[[Model], Any]], list[Any]]
 Draws = Mapping[int, np.random.Generator]
 KVForm = tuple[str, bool | None]
-SKIPPED = 3  # decoded tokens, or prefills in graphs, before the clock: one launch by launch, one captured, one replayed
+SKIPPED = 3  # untimed decoded tokens, or prefills in graphs: one launched eagerly, one captured, one replayed
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is timed: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length. Which key
-    blocks the attention of a prefill reads, `sparse` says, as of a scorer."""
+    """One test: a prefill of `prompt` tokens, or `new` tokens decoded after a prompt of that length. `sparse`: the rule
+    by which a prefill's attention chooses key blocks, as for a scorer."""
 
     prompt: int
     new: int = 0
-    sparse: Sparse = Sparse("off")  # noqa: RUF009  a text
+    sparse: Sparse = Sparse("off")  # noqa: RUF009  an immutable str
 
     @property
     def name(self) -> str:
-        """As llama-bench calls it: pp512, tg64, tg64@d4096; a sparse prefill pp512 sparse 0.05."""
+        """The name that llama-bench uses: pp512, tg64, tg64@d4096; for a sparse prefill pp512 sparse 0.05."""
         if not self.new:
             return f"pp{self.prompt}" + (
                 "" if self.sparse == "off" else f" sparse {self.sparse.removeprefix('density:')}"
@@ -51,38 +51,40 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """Tokens whose time is taken."""
+        """Number of timed tokens."""
         return self.new or self.prompt
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one test. `read`: tokens of the last prefill by how they were read, see `sp.models.run.graph.Way`, if
-    that was asked; `refused`: why work that otherwise is a CUDA graph was launched kernel by kernel."""
+    """Samples of one test. `tokens_by_mode`: tokens of the last prefill by how they were launched, see
+    `sp.models.run.graph.ReadMode`; empty without graphs. `refused`: why work that otherwise is a CUDA graph was
+    launched eagerly."""
 
     test: Trial
-    seconds: tuple[float, ...]  # one a repetition
-    peak_bytes: int  # most device memory held during the test, weights included; 0 on the CPU
-    sources: tuple[str, ...] = ()  # kernels it launched, for `make_record`
+    seconds: tuple[float, ...]  # per repetition
+    peak_bytes: int  # peak device memory of the test, weights included; 0 on the CPU
+    sources: tuple[str, ...] = ()  # kernels launched, for `make_record`
     densities: tuple[float, ...] = ()  # share of the causal blocks that each layer of a sparse prefill read
     imbalance: float | None = None  # of experts, in a prefill by one GPU; see `sp.models.run.imbalance`
-    read: Mapping[str, int] = field(default_factory=dict)
-    gpus: int = 1  # how many share the model; memory is that of the one that held most
+    tokens_by_mode: Mapping[str, int] = field(default_factory=dict)
+    gpus: int = 1  # GPUs that share the model; memory is that of the one with the highest peak
     refused: str | None = None
     host: Mapping[str, float] = field(default_factory=dict)  # of `HostTime`
 
     @property
     def rates(self) -> list[float]:
-        """Tokens a second."""
+        """Tokens per second of each repetition."""
         return [self.test.tokens / s for s in self.seconds]
 
     def metrics(self) -> dict[str, float]:
-        """Median, mean and standard deviation of the rate, and the peak; imbalance of experts, tokens by replays."""
+        """Median, mean and standard deviation of the rate; peak memory; imbalance of experts and replayed tokens if
+        known."""
         rates = self.rates
-        spread = {} if self.imbalance is None else {"imbalance": self.imbalance}
-        replayed = {"replayed_tokens": self.read.get("replayed", 0)} if self.read else {}
-        found = {"tok_s": median(rates), "tok_s_mean": mean(rates), "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0}
-        return {**spread, **replayed, **self.host, **found, "peak_bytes": self.peak_bytes}
+        imbalance = {} if self.imbalance is None else {"imbalance": self.imbalance}
+        replayed = {"replayed_tokens": self.tokens_by_mode.get("replayed", 0)} if self.tokens_by_mode else {}
+        speed = {"tok_s": median(rates), "tok_s_mean": mean(rates), "tok_s_sd": stdev(rates) if len(rates) > 1 else 0.0}
+        return {**imbalance, **replayed, **self.host, **speed, "peak_bytes": self.peak_bytes}
 
 
 def run_tests(
@@ -96,42 +98,47 @@ def run_tests(
     progress: Callable[[str], None] | None = None,
     together: Together | None = None,
 ) -> Iterator[Timing]:
-    """Time a model; each test is warmed up, then repeated with other random tokens. `progress` is told the name of its
-    test after every repetition; with `together`, `Shards.run` of a model that GPUs share, the slowest GPU's time
-    counts and `model` is the first GPU's."""
+    """Time a model; each test is warmed up, then repeated with other random tokens.
+
+    `progress` is called with the name of the test after every repetition. `together` is `Shards.run` of a model that
+    several GPUs share: `model` is then the first GPU's, and the slowest GPU's time counts.
+    """
     run = together or (lambda work: [work(model)])
     spread_of = functools.cache(functools.partial(imbalance, model))
-    draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))  # all GPUs read the same
+    # Equal seeds, so that all GPUs of a shared model read the same tokens.
+    draws: dict[int, np.random.Generator] = defaultdict(lambda: np.random.default_rng(0))
     for test in tests:
-        # Each for all GPUs before the next: memory is not to come or go while another GPU waits for this one.
+        # Every step ends on all GPUs before the next begins: no memory may be allocated or freed while another GPU
+        # waits for this one in a collective.
         run(free_pool)
         reset_launched()
-        made = {id(one.model): one for one in run(functools.partial(_Run, draws, test, (kv, rotate), chunk))}
-        _each(run, made, _Run.warm)
+        starts = run(functools.partial(_Run, draws, test, (kv, rotate), chunk))
+        runs = {id(start.model): start for start in starts}
+        _on_each(run, runs, _Run.warm)
         seconds: list[float] = []
         densities: tuple[float, ...] = ()
         host = HostTime(model.device, chosen=together is not None)
         for _ in range(repeats):
-            took = _each(run, made, _Run.once)
-            seconds.append(max(found for found, _ in took))
-            densities = took[0][1]
-            if not test.new:  # decoding replays graphs: no record of it rests on what a look launches
+            results = _on_each(run, runs, _Run.once)
+            seconds.append(max(seconds_taken for seconds_taken, _ in results))
+            densities = results[0][1]
+            if not test.new:  # decoding replays graphs, so the time of single launches says nothing of it
                 host.look()
             if progress is not None:
                 progress(test.name)
         peak, sources = max(run(pool_bytes)), launched_sources()
-        told, refused = _each(run, made, _Run.end)[0]
-        spread = None if test.new or together else spread_of(min(test.prompt, MOST_SPREAD))
+        by_mode, refused = _on_each(run, runs, _Run.end)[0]
+        unevenness = None if test.new or together else spread_of(min(test.prompt, IMBALANCE_TOKENS))
         times = tuple(seconds)
-        yield Timing(test, times, peak, sources, densities, spread, told, len(made), refused, host.metrics())
+        yield Timing(test, times, peak, sources, densities, unevenness, by_mode, len(runs), refused, host.metrics())
 
 
-def _each(run: Together, made: Mapping[int, _Run], what: Callable[[_Run], Any]) -> list[Any]:
-    return run(lambda model: what(made[id(model)]))
+def _on_each(run: Together, runs: Mapping[int, _Run], work: Callable[[_Run], Any]) -> list[Any]:
+    return run(lambda model: work(runs[id(model)]))
 
 
 class _Run:
-    """One test of a model, or of one GPU's share of it."""
+    """One test of a model, or of one GPU's shard of it."""
 
     def __init__(self, draws: Draws, test: Trial, form: KVForm, chunk: int | None, model: Model) -> None:
         self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
@@ -142,34 +149,34 @@ class _Run:
         self._decoder = GraphDecoder(model, self._cache, self._cache.capacity) if on_device else None
 
     def warm(self) -> None:
-        """What comes before the repetitions."""
+        """Run the untimed prefills before the repetitions."""
         for _ in range(0 if self._test.new else 1 if self._graphs is None else SKIPPED):
             self._cache.reset()
             self._read(replace(self._test, prompt=min(self._test.prompt, WARM_TOKENS)))
 
     def once(self) -> tuple[float, tuple[float, ...]]:
-        """Seconds of one repetition, with other tokens, and densities."""
+        """Time one repetition with new tokens; return its seconds and densities."""
         self._cache.reset()
         if self._test.new:
             return _decode(self.model, self._cache, self._rng, self._test, self._chunk, self._decoder), ()
-        found = self._read(self._test)
+        result = self._read(self._test)
         self._told = {} if self._graphs is None else self._graphs.take_counts()
-        return found
+        return result
 
     def end(self) -> tuple[dict[str, int], str | None]:
-        """Let go of graphs; see `Timing.read` and `Timing.refused`."""
+        """Free the graphs; return `Timing.tokens_by_mode` and `Timing.refused`."""
         refused = None
-        for one in (self._graphs, self._decoder):
-            if one is not None:
-                one.end()
-                refused = one.refused or refused
+        for graphs in (self._graphs, self._decoder):
+            if graphs is not None:
+                graphs.end()
+                refused = graphs.refused or refused
         return self._told, refused
 
     def _read(self, test: Trial) -> tuple[float, tuple[float, ...]]:
         return _prefill(self.model, self._cache, self._rng, test, self._chunk, self._graphs)
 
 
-def read(
+def run_prefill(
     model: Model,
     ids: Ints,
     cache: Cache,
@@ -177,7 +184,7 @@ def read(
     sparse: Sparse,
     graphs: PrefillGraphs | None = None,
 ) -> tuple[float, ...]:
-    """Prefill, perhaps sparsely; see `Timing.densities`."""
+    """Prefill, sparsely if `sparse` has a rule; return `Timing.densities`."""
     if (rule := sparse.rule) is None:
         prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk, graphs=graphs)
         return ()
@@ -189,10 +196,10 @@ def _ids(model: Model, rng: np.random.Generator, tokens: int) -> Ints:
 
 
 def _graphs(model: Model, cache: Cache, test: Trial) -> PrefillGraphs | None:
-    """What reads a prompt on the device that is short, or that long graphs take; of others it would read little."""
+    """Create the graphs of a prefill if they would cover most of it: a short prompt, or a model with long graphs."""
     in_graphs = test.prompt <= MOST or longest(model.shard_count, cache.precision) > MOST
-    wanted = not test.new and test.sparse == "off" and in_graphs
-    return PrefillGraphs(model, cache) if wanted and model.device == "cuda" else None
+    suited = not test.new and test.sparse == "off" and in_graphs
+    return PrefillGraphs(model, cache) if suited and model.device == "cuda" else None
 
 
 def _prefill(
@@ -203,16 +210,16 @@ def _prefill(
     chunk: int | None,
     graphs: PrefillGraphs | None = None,
 ) -> tuple[float, tuple[float, ...]]:
-    """Seconds of one prefill, from ids on the host to logits, by CUDA events on the device; and densities."""
+    """Time one prefill, from ids on the host to logits, on GPUs by CUDA events; return seconds and densities."""
     ids = _ids(model, rng, test.prompt)
     if model.device == "cpu":
         start = time.perf_counter()
-        densities = read(model, ids, cache, chunk, test.sparse)
+        densities = run_prefill(model, ids, cache, chunk, test.sparse)
         return time.perf_counter() - start, densities
     events = import_cupy().cuda
     before, after = events.Event(), events.Event()
     before.record()
-    densities = read(model, ids, cache, chunk, test.sparse, graphs)
+    densities = run_prefill(model, ids, cache, chunk, test.sparse, graphs)
     after.record()
     after.synchronize()
     return float(events.get_elapsed_time(before, after)) / 1e3, densities
@@ -221,10 +228,10 @@ def _prefill(
 def _decode(
     model: Model, cache: Cache, rng: np.random.Generator, test: Trial, chunk: int | None, decoder: GraphDecoder | None
 ) -> float:
-    """Seconds between the arrivals of the first and the last token that are counted."""
-    read = max(1, test.prompt)
-    logits = prefill(model, _ids(model, rng, read), np.arange(read), cache, chunk=chunk)
-    tokens = generate(model, logits, read, cache, limit=SKIPPED + test.new, decoder=decoder)
+    """Measure the seconds between the arrivals of the last skipped and the last counted token."""
+    length = max(1, test.prompt)
+    logits = prefill(model, _ids(model, rng, length), np.arange(length), cache, chunk=chunk)
+    tokens = generate(model, logits, length, cache, limit=SKIPPED + test.new, decoder=decoder)
     for _ in range(SKIPPED):
         next(tokens)
     start = time.perf_counter()
@@ -236,7 +243,8 @@ def _decode(
 def describe(
     timing: Timing, facts: Mapping[str, Any], path: str, kv: str, made_in: Arithmetic | None = None
 ) -> dict[str, Any]:
-    """Arguments of `make_record` for a timing; samples are tokens a second, `facts` as of `model_facts`."""
+    """Build the arguments of `make_record` for a timing; samples are tokens per second, `facts` those of
+    `model_facts`."""
     test, metrics = timing.test, timing.metrics()
     common = {**facts, "kv": kv, **running(path, made_in, timing.gpus), "engine": "sp"}
     if test.new:
@@ -248,8 +256,9 @@ def describe(
             "samples": timing.rates,
             "sources": timing.sources,
         }
-    asked = test.sparse.recorded()["density"]
-    sparse = {} if test.sparse == "off" else {"asked_density": asked} if asked else {"asked_sparse": str(test.sparse)}
+    density = test.sparse.recorded()["density"]
+    rule = {"asked_density": density} if density else {"asked_sparse": str(test.sparse)}
+    sparse = {} if test.sparse == "off" else rule
     return {
         "bench": "prefill",
         "config": common | {"prompt_tokens": test.prompt} | sparse,

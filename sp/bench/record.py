@@ -1,6 +1,6 @@
-"""Measurements on disk: one JSON object a line in ``results/<gpu>/<bench>.jsonl``.
+"""Measurements on disk: one JSON object per line in ``results/<gpu>/<bench>.jsonl``.
 
-A measurement appends a line; of each key the newest is committed (`experiments/record_all.py --prune`).
+A measurement appends a line; only the newest line of each key is committed (`experiments/record_all.py --prune`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sp.quant import Math
 from sp.trace import write_atomic
 
 MATH = {"sm_90a": "bf16", "portable": "bf16", "numpy": "f32"}
-"""What matrix products multiply if nothing else is asked for, by the path of a model's kernels."""
+"""Default precision of matrix products, by the path of a model's kernels."""
 FIELDS = ("bench", "config", "metrics", "samples", "gpu", "driver", "nvrtc", "cupy", "commit", "kernel_hash", "date")
 
 
@@ -46,8 +46,9 @@ def make_record(
     *,
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """One measurement with everything needed to judge it later: `samples` are raw, `bench` is the file's name too, and
-    `sources` are the kernels it rests on, those launched so far in this process if left out."""
+    """Make a record of a measurement with everything needed to judge it later. `bench` is also the name of its file,
+    `samples` are raw, and `sources` are the kernels that it depends on, by default those launched so far in this
+    process."""
     sources = sorted(set(launched_sources() if sources is None else sources))
     return {
         "bench": bench,
@@ -63,9 +64,11 @@ def make_record(
 
 
 def running(path: str, made_in: Arithmetic | None = None, gpus: int = 1) -> dict[str, Any]:
-    """How a model's work runs, as keys have it. `math` is what products of a prompt are made in, or attention alone:
-    `products` is then what they are in. Where `auto` chose it, `asked_math` says so; `kept_bytes` is what weights kept
-    rounded take."""
+    """Describe how a model runs with the keys of records.
+
+    ``math`` is the precision of a prompt's matrix products; if attention alone has another one, ``math`` is that one
+    and ``products`` that of the matrix products. ``asked_math`` is there if ``auto`` chose the precision,
+    ``kept_bytes`` are the bytes of prequantized weights."""
     precision, more = MATH[path], dict[str, Any]()
     if made_in is not None and made_in.kind != Math.BF16:
         precision = str(made_in.attention if made_in.precision is Math.BF16 else made_in.precision)
@@ -76,19 +79,19 @@ def running(path: str, made_in: Arithmetic | None = None, gpus: int = 1) -> dict
 
 
 def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record, of the kernels as they are now: a table that it gave rise to is part of how they are launched."""
+    """Copy a record with the hash of the present kernels, for a record whose own table is a part of that hash."""
     forget_host_code()
     return {**record, "kernel_hash": kernel_hash(record["kernels"])}
 
 
 def key_of(record: Mapping[str, Any]) -> str:
-    """What a measurement is known by: its benchmark and configuration, equal for equal ones."""
+    """Return the key of a measurement, a text of its benchmark and configuration."""
     return json.dumps([record.get("bench"), record.get("config")], sort_keys=True)
 
 
 def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
-    """Add a record to ``folder/<machine>/<bench>.jsonl`` and return that path. The line is written in one call, so that
-    a killed process leaves it whole or not there."""
+    """Append a record to ``folder/<machine>/<bench>.jsonl`` and return that path. The line is written in one call, so
+    that a killed process leaves all of it or nothing."""
     path = folder / machine_slug(record) / f"{record['bench']}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
@@ -97,12 +100,12 @@ def append(record: Mapping[str, Any], folder: Path = Path("results")) -> Path:
 
 
 def newest(path: Path, key: Callable[[Mapping[str, Any]], str] = key_of) -> list[dict[str, Any]]:
-    """The last record of every configuration in a file, or of all that have one `key`."""
+    """Return the last record of each `key` in a file."""
     return list({key(record): record for record in read(path)}.values())
 
 
 def is_current(record: Mapping[str, Any]) -> bool:
-    """Whether a record was measured with the kernels as they are today."""
+    """Return True if a record was measured with the present kernels."""
     try:
         return bool(kernel_hash(record["kernels"]) == record["kernel_hash"])
     except FileNotFoundError:
@@ -110,8 +113,8 @@ def is_current(record: Mapping[str, Any]) -> bool:
 
 
 def commit() -> str | None:
-    """Commit of the checkout this file lies in, ``+`` appended if sources differ from it. A copy without its git folder
-    names the commit in ``SP_COMMIT``; without that it is None."""
+    """Return the commit of the checkout of this file, with ``+`` appended if its sources were changed. A copy without a
+    git folder takes it from the environment variable ``SP_COMMIT``; None without either."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -128,36 +131,37 @@ def commit() -> str | None:
     return f"{head}{'+' if git('status', '--porcelain', '--', '.') else ''}" if head else None
 
 
-FREE = ("context", "scaling", "magnitude", "retrieval")  # numbers of a configuration that change no speed
+SPEED_NEUTRAL = ("context", "scaling", "magnitude", "retrieval")  # numbers of a configuration that change no speed
 
 
 def model_facts(name: str, config: ModelConfig | None, file_type: str | None) -> dict[str, Any]:
-    """Name, shape and type, as keys have them."""
+    """Describe a model with the keys of records: name, shape and file type."""
     return {"model": name, "shape": None if config is None else shape_name(config), "type": file_type}
 
 
 def shape_name(config: ModelConfig) -> str | None:
-    """The named shape a model has, whatever its context and the scaling of its RoPE; None for others."""
+    """Return the name of a model's shape, whatever its context and RoPE scaling; None for other shapes."""
     return next((name for name in list_shapes() if _same(asdict(find_shape(name).config), asdict(config))), None)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal but for what costs nothing, numbers as near as a file keeps them."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one if k not in FREE)
-    if isinstance(one, float) and isinstance(other, float):
-        return isclose(one, other, rel_tol=1e-6)
-    return bool(one == other)
+def _same(first: Any, second: Any) -> bool:
+    """Compare without `SPEED_NEUTRAL` keys, and numbers up to the rounding of a file."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = first.keys() - set(SPEED_NEUTRAL)
+        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in names)
+    if isinstance(first, float) and isinstance(second, float):
+        return isclose(first, second, rel_tol=1e-6)
+    return bool(first == second)
 
 
 def file_type_name(file: GGUFFile) -> str | None:
-    """Name of the file type that a file says it has; None for those without a name here."""
+    """Return the name of the file type in a file's metadata; None if it is missing or unknown."""
     number = values.whole(file.metadata.get("general.file_type"))
     return next((name for name, known in FILE_TYPES.items() if known == number), None)
 
 
 def file_facts(path: Path) -> dict[str, Any]:
-    """`model_facts` of a GGUF file, also of one that another engine can read and this one cannot."""
+    """Return `model_facts` of a GGUF file, also of one that only another engine can read."""
     try:
         file = GGUFFile.open(path)
     except SpError:
@@ -174,35 +178,35 @@ GPU_TESTS = "gpu_tests"
 
 
 def measured_files(results: Path) -> list[Path]:
-    """Files of records that name their kernels, below a folder; logs and rows of studies do not."""
+    """List the files below a folder whose records name their kernels, unlike logs and rows of studies."""
     return [path for path in sorted(results.rglob("*.jsonl")) if "kernel_hash" in first_line(path)]
 
 
 def first_line(path: Path) -> dict[str, Any]:
-    """The first object of a file; empty if it has none."""
+    """Return the first object of a file; empty if it has none."""
     with path.open(encoding="utf-8") as file:
-        found = json.loads(file.readline() or "{}")
-    return found if isinstance(found, dict) else {}
+        record = json.loads(file.readline() or "{}")
+    return record if isinstance(record, dict) else {}
 
 
 def superseded(path: Path) -> int:
-    """How many records of a file have a newer one of the same key behind them."""
+    """Count the records of a file that a newer one of the same key supersedes."""
     keys = [key_of(json.loads(line)) for line in path.read_bytes().splitlines()]
     return len(keys) - len(set(keys))
 
 
 def prune(results: Path) -> dict[Path, int]:
-    """Leave of each key the newest record, since git keeps the others; how many went, by file."""
-    taken = {path: count for path in measured_files(results) if (count := superseded(path))}
-    for path in taken:
+    """Delete all but the newest record of each key, since git has the others; return the deleted counts by file."""
+    counts = {path: count for path in measured_files(results) if (count := superseded(path))}
+    for path in counts:
         last = {key_of(json.loads(line)): line for line in path.read_bytes().splitlines()}  # in the order of `newest`
         write_atomic(path, b"\n".join(last.values()) + b"\n")
-    return taken
+    return counts
 
 
 def old_keys(path: Path, tests: Path) -> list[str]:
-    """Configurations of a file whose newest record is of other kernels than today's. Of GPU tests, that is every file
-    of `tests` whose newest record is old or missing; one that is gone counts no more."""
+    """List the configurations of a file whose newest record was measured with other kernels than the present ones. For
+    GPU tests, these are the files of `tests` whose newest record is old or missing; deleted files do not count."""
     if path.stem != GPU_TESTS:
         return [json.dumps(record["config"]) for record in newest(path) if not is_current(record)]
     last = {file: record for record in (newest(path) if path.exists() else ()) for file in record["config"]["tests"]}
@@ -211,33 +215,33 @@ def old_keys(path: Path, tests: Path) -> list[str]:
 
 
 def failed_tests(path: Path) -> list[str]:
-    """Files of GPU tests whose newest record has failures; of other benchmarks' records none."""
+    """List the files of GPU tests whose newest record has failures; empty for other benchmarks."""
     if path.stem != GPU_TESTS:
         return []
     return [file for record in newest(path) if record["metrics"]["failed"] for file in record["config"]["tests"]]
 
 
 def read_budget(results: Path) -> dict[str, dict[str, Any]]:
-    """By file below `results`: ``old``, how many records may and must be old, ``why``, and ``failed``. The latter, of
-    GPU tests alone, says for each file whose newest record has failures what they were."""
-    found: dict[str, dict[str, Any]] = json.loads((results / BUDGET).read_text(encoding="utf-8"))
-    return found
+    """Read the budget of old records, by file below `results`: ``old``, the exact number of old records; ``why``; and
+    for GPU tests ``failed``, which explains the failures by test file."""
+    budget: dict[str, dict[str, Any]] = json.loads((results / BUDGET).read_text(encoding="utf-8"))
+    return budget
 
 
 def check_budget(results: Path, path: Path, tests: Path) -> None:
-    """A file holds exactly as many old records as `read_budget` states, so that what is stated stays true. ConfigError:
-    it holds more, or fewer."""
+    """Check that a file has exactly as many old records as `read_budget` states, so that the statement stays true.
+    ConfigError: it has more, or fewer."""
     stated = read_budget(results).get(path.relative_to(results).as_posix(), {"old": 0})["old"]
-    found = old_keys(path, tests)
-    if len(found) != stated:
+    outdated = old_keys(path, tests)
+    if len(outdated) != stated:
         raise ConfigError(
-            f"{path.name}: {len(found)} records are of kernels that have changed since, {BUDGET} states {stated}; "
-            f"measure anew (experiments/record_all.py), or state the count and why: {', '.join(found)[:300]}"
+            f"{path.name}: {len(outdated)} records are of kernels that have changed since, {BUDGET} states {stated}; "
+            f"measure again (experiments/record_all.py), or state the count and why: {', '.join(outdated)[:300]}"
         )
 
 
 def restate(results: Path, tests: Path, why: str) -> Mapping[str, dict[str, Any]]:
-    """Write the counts as they are; `why` stands where there was no reason yet."""
+    """Write the present counts of old records; `why` is the reason where none was stated yet."""
     before = read_budget(results) if (results / BUDGET).exists() else {}
     stated = {}
     for path in measured_files(results):

@@ -1,4 +1,4 @@
-"""Time to first token of whole requests, from text to the first token, by stage and beside the full prefill."""
+"""Time to first token of whole requests, from text to the first token, by stage and next to the full prefill."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from sp.session import Loaded, Pipeline, RunOptions
 from sp.session.device_memory import format_bytes
 from sp.trace import Stage, peak_bytes
 
-SKIPPED = 3  # decoded tokens before the rate is taken: one launch by launch, one captured, one replayed
+SKIPPED = 3  # tokens decoded before the rate is measured: one launched eagerly, one captured, one replayed
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request. `peak_bytes`: most device memory in use, weights included, on the GPU that held most; on the CPU
-    the process' most so far; `moves`: models, or parts of them, that left the device and came back."""
+class TimedRequest:
+    """One timed request. `peak_bytes`: peak device memory, weights included, of the GPU with the highest; on the CPU
+    the peak of the process so far. `moves`: models, or parts of them, that were offloaded and onloaded."""
 
     ttft_s: float  # from the text to the first token on the host
-    stages: dict[str, float]  # seconds by stage; `other` is what lies between them
+    stages: dict[str, float]  # seconds by stage; `other` is the time between stages
     prompt_tokens: int
     kept_tokens: int
-    drafted_tokens: int | None  # of the prompt in the drafter's vocabulary; None where nobody drafted
-    density: float | None  # share of the causal blocks the drafter read; None where nothing was skipped
-    decode_tok_s: float | None  # tokens a second after the first few; None if there were too few
+    drafted_tokens: int | None  # prompt tokens in the drafter's vocabulary; None without a drafter
+    density: float | None  # share of the causal blocks that the drafter read; None for dense attention
+    decode_tok_s: float | None  # tokens per second after the first `SKIPPED`; None for too few tokens
     peak_bytes: int = 0
     timeline: tuple[tuple[float, int], ...] = ()  # device memory in use since the request began
     moves: tuple[dict[str, Any], ...] = ()
 
 
-def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
-    """Run one request and take its times."""
+def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> TimedRequest:
+    """Run one request and time it."""
     arrivals: list[float] = []
     start = time.perf_counter()
     result = pipeline.run(prompt, options, full=False, on_token=lambda _: arrivals.append(time.perf_counter()))
@@ -62,16 +62,16 @@ def measure(pipeline: Pipeline, prompt: Prompt, options: RunOptions) -> Request:
     densities = result.importance.densities if result.importance else ()
     density = mean(densities) if densities else None
     memory = result.answer.trace.facts.get("residency", {})
-    timeline = tuple((at, used) for at, used in memory.get("memory", ()))
+    timeline = tuple((second, used) for second, used in memory.get("memory", ()))
     moves, peaks = tuple(memory.get("transitions", ())), result.answer.trace.facts.get("card_peaks", ())
     peak = max(memory.get("peak_bytes", 0), *peaks, 0) or result.peak_bytes
-    tokens, kept = len(result.prompt), result.kept_tokens
+    tokens, kept_tokens = len(result.prompt), result.kept_tokens
     drafted = len(result.drafted) if result.drafted is not None else None
-    return Request(ttft, stages, tokens, kept, drafted, density, rate, peak, timeline, moves)
+    return TimedRequest(ttft, stages, tokens, kept_tokens, drafted, density, rate, peak, timeline, moves)
 
 
 def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
-    """Seconds by name of the stages before decoding; `other` is what lies between them."""
+    """Sum the seconds of the stages before decoding by name; `other` is the time between them."""
     spent: dict[str, float] = {}
     for stage in done:
         if stage.name == "decode":
@@ -82,8 +82,8 @@ def until_first_token(done: Iterable[Stage], ttft: float) -> dict[str, float]:
 
 
 def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path: str, drafts: bool) -> dict[str, Any]:
-    """What records have of a pair and how it reads; without what only a drafter has where nothing is drafted. `gpus`
-    draft, `target_gpus` share the target where there are several; `drafter_math` is there where it is not `math`."""
+    """Describe a pair and its options with the keys of records; keys of the drafter are omitted or None unless it
+    `drafts`. The key `target_cards` is there for a sharded target, `drafter_math` where it differs from `math`."""
     drafter = pipeline.drafter if drafts else None
     gpus = 1 if pipeline.gpus is None or drafter is None else pipeline.gpus.group.size
     roles = {"target": pipeline.target} | ({"drafter": drafter} if drafter else {})
@@ -100,34 +100,36 @@ def pair_config(pipeline: Pipeline, options: RunOptions, vram: int | None, path:
         **running(path, model.arithmetic, gpus),
         **shared,
         **(_drafter_precision(pipeline.target, drafter, path) if drafter else {}),
-        **{f"{role}_rope": str(one.requested_rope) for role, one in roles.items() if one.requested_rope},
+        **{f"{role}_rope": str(rope) for role, loaded in roles.items() if (rope := loaded.requested_rope)},
     }
 
 
 def _drafter_precision(target: Loaded, drafter: Loaded, path: str) -> dict[str, Any]:
-    """What the drafter's products are made in, where that is not what the target's are."""
-    theirs, ours = (running(path, one.model.arithmetic) for one in (target, drafter))
-    told = [key for key in ("math", "products", "asked_math", "kept_bytes") if key in ours]
-    alike = ours.keys() == theirs.keys() and all(ours[key] == theirs[key] for key in told if key != "kept_bytes")
-    return {} if alike else {f"drafter_{key}": ours[key] for key in told}
+    """Describe the drafter's precision where it differs from the target's; else nothing."""
+    of_target, of_drafter = (running(path, loaded.model.arithmetic) for loaded in (target, drafter))
+    keys = [key for key in ("math", "products", "asked_math", "kept_bytes") if key in of_drafter]
+    # Bytes differ between any two models, so they do not count as another precision.
+    same_values = all(of_drafter[key] == of_target[key] for key in keys if key != "kept_bytes")
+    alike = of_drafter.keys() == of_target.keys() and same_values
+    return {} if alike else {f"drafter_{key}": of_drafter[key] for key in keys}
 
 
 def without_ends(loaded: Loaded) -> Loaded:
-    """The same model with no token that ends an answer, whose length then does not depend on the weights."""
+    """Copy a model without tokens that end an answer, so that its length does not depend on the weights."""
     tokenizer = copy.copy(loaded.tokenizer)
     tokenizer.eos_ids = frozenset()
     return replace(loaded, tokenizer=tokenizer)
 
 
 PROCESS = f"{datetime.now(UTC).isoformat(timespec='seconds')} {os.getpid()}"
-"""Tells whether two records are of one process, and so of one pair on one GPU."""
-WARM_TOKENS = 16384  # every kernel of a long full prefill has run once by then
+"""Identifies the process of a record: records of one process are of one pair on one GPU."""
+WARM_TOKENS = 16384  # enough that every kernel of a long full prefill has run once
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is timed: requests of one length with the same options; `compress="off"` is the full prefill. `vram` is the
-    budget in bytes, None for all memory there is."""
+class RequestCell:
+    """Configuration of requests: one length and one set of options; `compress="off"` is the full prefill. `vram`:
+    budget in bytes, None for all memory of the device."""
 
     tokens: int
     options: RunOptions
@@ -135,27 +137,27 @@ class Cell:
 
     @property
     def full(self) -> bool:
-        """Whether the target reads everything."""
+        """True if the target reads the whole prompt."""
         return self.options.compress == "off"
 
 
 @dataclass(frozen=True)
 class CellTiming:
-    """Requests of one cell."""
+    """Measured requests of one cell."""
 
-    cell: Cell
-    requests: tuple[Request, ...] = ()  # those that count; none when the cell failed
-    first: Request | None = None  # the one before them, which may wait for memory; before a full prefill a shorter one
-    cold: Cold | None = None  # the first request of the process, if it was of this cell
-    peak_bytes: int = 0  # of the requests that count
-    watched: Request | None = None  # a request whose memory was watched, if that was asked for
-    full: tuple[Request, ...] = ()  # the full prefill of the same length
+    cell: RequestCell
+    requests: tuple[TimedRequest, ...] = ()  # counted ones; none if the cell failed
+    first: TimedRequest | None = None  # the warm-up, whose allocations may be slow; shorter for a full prefill
+    cold: ColdRequest | None = None  # the first request of the process, if it was of this cell
+    peak_bytes: int = 0  # of the counted requests
+    watched: TimedRequest | None = None  # a request with a timeline of its memory, if `timelines` was set
+    full: tuple[TimedRequest, ...] = ()  # full prefills of the same length
     error: str | None = None  # why there are no requests
-    sources: tuple[str, ...] = ()  # kernels that were launched
+    sources: tuple[str, ...] = ()  # kernels launched
     host: dict[str, float] = field(default_factory=dict)  # of `HostTime`
 
     def metrics(self) -> dict[str, Any]:
-        """Medians over the requests, and what they have in common."""
+        """Medians over the requests, and values that they share."""
         done, full = self.requests, [request.ttft_s for request in self.full]
         known = {"full_ttft_s": median(full) if full else None, "full_runs": len(full), "error": self.error}
         if not done:
@@ -181,54 +183,56 @@ class CellTiming:
 
 
 @dataclass(frozen=True)
-class Cold:
-    """The first request of a process, and how many kernels it had to compile: none if they were in the cache."""
+class ColdRequest:
+    """The first request of a process. `compiled`: kernels that it compiled; 0 if all were in the cache on disk."""
 
-    request: Request
+    request: TimedRequest
     compiled: int
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Times requests of one pair. `repeats`, `full_repeats` count, after one that does not; 0 for no full prefills;
-    `timelines` keeps the memory of the last compressed request of every cell, on the CPU of one more."""
+    """Times requests of one pair. `repeats` and `full_repeats` requests count, after one uncounted; 0 `full_repeats`
+    omit the full prefill. `timelines` records the memory of the last compressed request of each cell, on the CPU of an
+    additional one."""
 
-    pipeline: Pipeline  # its target best `without_ends`
+    pipeline: Pipeline  # its target should be `without_ends`
     maker: PromptMaker
     repeats: int = 5
     full_repeats: int = 1
-    full_seconds: float = 60.0  # no further full prefill of a length once those that count have taken so long together
+    full_seconds: float = 60.0  # no further full prefill of a length after so much time in all
     timelines: bool = False
-    progress: Callable[[], None] = lambda: None  # told of every request that counts
+    progress: Callable[[], None] = lambda: None  # called after every counted request
 
     def run(
         self,
         lengths: Sequence[int],
         settings: Sequence[RunOptions],
         budgets: Sequence[int | None] = (None,),
-        known: Callable[[Cell], tuple[Request, ...] | None] = lambda cell: None,
+        known: Callable[[RequestCell], tuple[TimedRequest, ...] | None] = lambda cell: None,
         fresh: bool = True,
     ) -> Iterator[CellTiming]:
-        """Time every length, ascending, within every budget; first of a length its full prefill, within the first
-        budget. What is `known` from before is left out; the first request of a `fresh` process is told apart as cold. A
-        cell that cannot run, for want of memory for example, has an error in place of requests."""
+        """Time every length, ascending, within every budget. The full prefill comes first for each length, within the
+        first budget only. Cells that are `known` already are omitted; the first request of a `fresh` process is
+        recorded as the cold one. A cell that cannot run, for lack of memory for example, has an error in place of
+        requests."""
         for tokens in lengths:
-            self.maker.make(tokens)  # one that cannot be made is found before anything is timed
-        cold, wholes = None, dict[int, tuple[Request, ...]]()
+            self.maker.make(tokens)  # fails before anything is timed if it is impossible
+        cold, wholes = None, dict[int, tuple[TimedRequest, ...]]()
         for number, vram in enumerate(budgets):
             pipeline = self.pipeline.within(vram)
             for tokens in lengths:
-                cells = [Cell(tokens, replace(options, compress="always"), vram) for options in settings]
+                cells = [RequestCell(tokens, replace(options, compress="always"), vram) for options in settings]
                 cells = [cell for cell in cells if known(cell) is None]
                 if fresh and cells:
                     cold, fresh = self._cold(pipeline, cells[0]), False
                 wholes.setdefault(tokens, ())
                 if number == 0 and self.full_repeats:
-                    whole = Cell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
+                    whole = RequestCell(tokens, replace(settings[0], keep_ratio=1.0, compress="off"), vram)
                     if (full := known(whole)) is None:
                         warm = 0 if any(wholes.values()) else min(tokens, WARM_TOKENS)
                         if isinstance(pipeline.target.model, SharedModel):
-                            warm = tokens  # its GPUs capture graphs behind a cache so long
+                            warm = tokens  # its GPUs capture CUDA graphs for a cache of this length
                         timing = self._timed(pipeline, whole, self.full_repeats, warm)
                         full = timing.requests
                         yield replace(timing, full=full)
@@ -238,20 +242,21 @@ class Bench:
                     yield replace(timing, full=wholes[tokens], cold=cold)
                     cold = None
 
-    def _cold(self, pipeline: Pipeline, cell: Cell) -> Cold | None:
-        """The first request; None if it fails, for it will fail again and then be told of."""
+    def _cold(self, pipeline: Pipeline, cell: RequestCell) -> ColdRequest | None:
+        """Time the first request; None if it fails, since the same request fails again when timed and reports the
+        error."""
         before = _compiled()
         try:
             with device_errors():
-                return Cold(self._request(pipeline, cell, 0), _compiled() - before)
+                return ColdRequest(self._request(pipeline, cell, 0), _compiled() - before)
         except (SpError, MemoryError):
             return None
 
-    def _timed(self, pipeline: Pipeline, cell: Cell, repeats: int, warm: int) -> CellTiming:
-        """Requests of one cell after one of `warm` tokens that does not count; 0 for none."""
+    def _timed(self, pipeline: Pipeline, cell: RequestCell, repeats: int, warm: int) -> CellTiming:
+        """Time the requests of one cell after an uncounted one of `warm` tokens; none if 0."""
         first, host = None, HostTime(pipeline.target.model.device, chosen=pipeline.on_gpus)
         reset_launched()
-        done: list[Request] = []
+        done: list[TimedRequest] = []
         try:
             with device_errors():
                 if warm:
@@ -272,12 +277,12 @@ class Bench:
         peak = max(request.peak_bytes for request in done)
         return CellTiming(cell, tuple(done), first, None, peak, seen, sources=launched_sources(), host=host.metrics())
 
-    def _request(self, pipeline: Pipeline, cell: Cell, number: int) -> Request:
+    def _request(self, pipeline: Pipeline, cell: RequestCell, number: int) -> TimedRequest:
         return measure(pipeline, self.maker.make(cell.tokens, number), cell.options)
 
 
-def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
-    """What was timed, as records have it."""
+def config_of(cell: RequestCell, pipeline: Pipeline, path: str) -> dict[str, Any]:
+    """Describe the timed configuration with the keys of records."""
     return {
         **pair_config(pipeline, cell.options, cell.vram, path, not cell.full),
         "prompt_tokens": cell.tokens,
@@ -287,7 +292,7 @@ def config_of(cell: Cell, pipeline: Pipeline, path: str) -> dict[str, Any]:
 
 
 def describe(timing: CellTiming, pipeline: Pipeline, path: str) -> dict[str, Any]:
-    """Arguments of `make_record` for a timing; samples are seconds to the first token."""
+    """Build the arguments of `make_record` for a timing; samples are seconds to the first token."""
     return {
         "bench": "ttft",
         "config": config_of(timing.cell, pipeline, path),
@@ -299,38 +304,38 @@ def describe(timing: CellTiming, pipeline: Pipeline, path: str) -> dict[str, Any
 
 
 def records_of(timing: CellTiming, pipeline: Pipeline, path: str) -> list[dict[str, Any]]:
-    """The `ttft` record of a timing and, where a request was watched, the `ttft_memory` record."""
-    made = [make_record(**describe(timing, pipeline, path))]
-    return made + ([make_record(**describe_memory(timing, pipeline, path))] if timing.watched else [])
+    """Make the `ttft` record of a timing and, if it has a timeline of memory, the `ttft_memory` record."""
+    records = [make_record(**describe(timing, pipeline, path))]
+    return records + ([make_record(**describe_memory(timing, pipeline, path))] if timing.watched else [])
 
 
 def describe_memory(timing: CellTiming, pipeline: Pipeline, path: str) -> dict[str, Any]:
-    """Arguments of `make_record` for the memory of one request; samples are (seconds, bytes)."""
+    """Build the arguments of `make_record` for the memory of one request; samples are (seconds, bytes)."""
     assert timing.watched is not None, "no request was watched"
     seen = timing.watched
     metrics = {"ttft_s": seen.ttft_s, "stages": seen.stages, "peak_bytes": seen.peak_bytes, "moves": seen.moves}
-    samples = thinned(seen.timeline)
+    samples = thin_timeline(seen.timeline)
     return describe(timing, pipeline, path) | {"bench": "ttft_memory", "metrics": metrics, "samples": samples}
 
 
-def requests_of(record: Mapping[str, Any]) -> tuple[Request, ...]:
-    """The requests behind a `ttft` record, each with the record's medians but for its own time."""
+def requests_of(record: Mapping[str, Any]) -> tuple[TimedRequest, ...]:
+    """Recover the requests of a `ttft` record; each has its own time, and the record's medians otherwise."""
     metrics = record["metrics"]
     common = (metrics["stages"], metrics["prompt_tokens"], metrics["kept_tokens"])
     more = (metrics.get("drafted_tokens"), metrics["density"], metrics["decode_tok_s"], metrics["peak_bytes"])
-    return tuple(Request(seconds, *common, *more) for seconds in record["samples"])
+    return tuple(TimedRequest(seconds, *common, *more) for seconds in record["samples"])
 
 
 def _compiled() -> int:
     return sum(1 for _ in (cache_folder() / "kernels").glob("*.cubin"))
 
 
-PERIOD = 0.002  # seconds between two looks
+PERIOD = 0.002  # seconds between two samples of memory
 PAGE = 4096
 
 
 def resident_bytes() -> int:
-    """Resident memory now; the most so far where the system does not tell."""
+    """Return the resident memory now, or the peak so far if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
     except OSError:
@@ -339,7 +344,7 @@ def resident_bytes() -> int:
 
 @contextmanager
 def watched() -> Iterator[list[tuple[float, int]]]:
-    """Seconds since the start and `resident_bytes`, about every `PERIOD`, in a list that grows until the block ends."""
+    """Sample (seconds since the start, `resident_bytes`) about every `PERIOD`, into a list that grows until the end."""
     seen: list[tuple[float, int]] = []
     start, done = time.perf_counter(), threading.Event()
 
@@ -357,7 +362,7 @@ def watched() -> Iterator[list[tuple[float, int]]]:
         seen.append((time.perf_counter() - start, resident_bytes()))
 
 
-def thinned(seen: Sequence[tuple[float, int]], most: int = 400) -> list[tuple[float, int]]:
-    """At most about `most` points of a timeline, the highest of every group, so that no peak is lost."""
+def thin_timeline(seen: Sequence[tuple[float, int]], most: int = 400) -> list[tuple[float, int]]:
+    """Reduce a timeline to at most `most` points: the highest of every group, so that no peak is lost."""
     step = -(-len(seen) // most)
     return [max(seen[i : i + step], key=lambda point: point[1]) for i in range(0, len(seen), step)] if seen else []

@@ -1,10 +1,10 @@
 """Time to first token of a turn in a long chat, by policy, all of them in one run.
 
-Every turn goes on from the end of the same transcript: what was added by the turn before is forgotten, as where a
-client goes back and asks something else. So all turns of a policy are of one length and may be compared, no model
-leaves its context however many are timed, and the transcript itself is read once a policy. What such a turn has more
-to do than one that goes on from the last answer is to bring recurrent states back, as one must also where the template
-drops the thinking of the last answer.
+Every turn continues from the end of the same transcript. What the turn before added is dropped, as when a client edits
+its last message. So all turns of a policy have the same length and can be compared, no model exceeds its context
+however many are timed, and each policy reads the transcript once. Compared with a turn that continues from the last
+answer, such a turn also restores recurrent states. The same happens when the template drops the thinking of the last
+answer.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from sp.trace import Stage, Trace, peak_bytes
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One timed turn. `peak_bytes`: most device memory in use during the turn, weights included; on the CPU the
-    process' most so far."""
+class TimedTurn:
+    """One timed turn. `peak_bytes`: peak device memory during the turn, weights included; on the CPU the peak of the
+    process so far."""
 
     ttft_s: float  # from the messages to the first token on the host
-    stages: dict[str, float]  # seconds by stage; `other` is what lies between them
+    stages: dict[str, float]  # seconds by stage; `other` is the time between stages
     usage: dict[str, int]  # tokens, see `sp.session.Usage`
     peak_bytes: int = 0
-    host_bytes: int = 0  # host memory that snapshots and caches which have left the device take afterwards
-    density: float | None = None  # share of the causal blocks that the drafter read, where that is known
+    host_bytes: int = 0  # host memory of snapshots and offloaded caches after the turn
+    density: float | None = None  # share of the causal blocks that the drafter read, where it is known
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a policy tells of an answer."""
+class PolicyAnswer:
+    """Trace, token counts and sparse density of an answer by a policy."""
 
     trace: Trace
     usage: Mapping[str, int]
@@ -55,107 +55,108 @@ class Asked:
 OnToken = Callable[[int], bool | None]
 
 
-class Remembering:
-    """A conversation: only new text is drafted, compressed and read."""
+class ConversationPolicy:
+    """A conversation: only new text is scored, compressed and prefilled."""
 
     def __init__(self, pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> None:
         self._talk = Conversation(pipeline, options, memory)
 
-    def answer(self, prompt: Prompt, on_token: OnToken) -> Asked:
-        """The answer to a prompt that goes on from what earlier ones began with."""
-        found = self._talk.answer(prompt, on_token)
-        return Asked(found.trace, found.usage.as_dict(), mean(found.drafted) if found.drafted else None)
+    def answer(self, prompt: Prompt, on_token: OnToken) -> PolicyAnswer:
+        """Answer a prompt that continues the transcript of earlier ones."""
+        result = self._talk.answer(prompt, on_token)
+        return PolicyAnswer(result.trace, result.usage.as_dict(), mean(result.drafted) if result.drafted else None)
 
     def clear(self) -> None:
-        """Let go of what is remembered."""
+        """Drop the conversation and its caches."""
         self._talk.clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held between turns where the models are: of both caches."""
+        """Bytes of both caches between turns, on the models' device."""
         return self._talk.nbytes
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes of host memory that are held: of snapshots, and of caches that have left."""
+        """Bytes of host memory of snapshots and offloaded caches."""
         return self._talk.host_nbytes
 
 
-class Cold:
-    """Everything drafted and compressed anew."""
+class ColdPolicy:
+    """No conversation: every turn scores and compresses the whole transcript again."""
 
     def __init__(self, pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> None:
         self._pipeline, self._options = pipeline, options
 
-    def answer(self, prompt: Prompt, on_token: OnToken) -> Asked:
-        """See `Remembering`."""
-        found = self._pipeline.run(prompt, self._options, full=False, on_token=on_token)
-        n, kept = len(found.prompt), found.kept_tokens
-        shares = found.importance.densities if found.importance else ()
-        usage = {"prompt": n, "cached": 0, "new": n, "kept": kept, "recalled": 0, "read": kept, "held": kept}
-        drafted, trace = len(found.drafted) if found.drafted else 0, found.answer.trace
-        if found.importance:
-            trace.stages = request.apart(trace.stages, found.importance)
-        return Asked(trace, usage | {"drafted": drafted}, mean(shares) if shares else None)
+    def answer(self, prompt: Prompt, on_token: OnToken) -> PolicyAnswer:
+        """Answer a prompt as if it were the first."""
+        result = self._pipeline.run(prompt, self._options, full=False, on_token=on_token)
+        n, tokens = len(result.prompt), result.kept_tokens
+        densities = result.importance.densities if result.importance else ()
+        usage = {"prompt": n, "cached": 0, "new": n, "kept": tokens, "recalled": 0, "read": tokens, "held": tokens}
+        drafted, trace = len(result.drafted) if result.drafted else 0, result.answer.trace
+        if result.importance:
+            trace.stages = request.apart(trace.stages, result.importance)
+        return PolicyAnswer(trace, usage | {"drafted": drafted}, mean(densities) if densities else None)
 
     def clear(self) -> None:
-        """See `Remembering`."""
+        """Drop the cache that the next answer would use again."""
         self._pipeline.memory_manager.cache_pool.drop()
 
     @property
     def nbytes(self) -> int:
-        """Of the cache that the next answer takes."""
+        """Bytes of the cache that the next answer uses."""
         idle = self._pipeline.memory_manager.cache_pool.idle
         return idle.nbytes if idle else 0
 
     @property
     def host_nbytes(self) -> int:
-        """None."""
+        """Bytes of host memory: always 0, since nothing is stored between turns."""
         return 0
 
 
-class Prefix(Remembering):
-    """A plain prefix cache: the target reads all new text and nothing is drafted."""
+class PrefixPolicy(ConversationPolicy):
+    """A plain prefix cache: the target prefills all new text, and nothing is scored."""
 
     def __init__(self, pipeline: Pipeline, options: RunOptions, memory: ConversationOptions) -> None:
         whole = replace(options, keep_ratio=1.0, compress="off")
         super().__init__(pipeline, whole, replace(memory, recall="off"))
 
 
-Policy = Remembering | Cold
-POLICIES: dict[str, type[Remembering] | type[Cold]] = {
-    "conversation": Remembering,
-    "cold": Cold,
-    "prefix": Prefix,
+Policy = ConversationPolicy | ColdPolicy
+POLICIES: dict[str, type[ConversationPolicy] | type[ColdPolicy]] = {
+    "conversation": ConversationPolicy,
+    "cold": ColdPolicy,
+    "prefix": PrefixPolicy,
 }
 
 
-def measure_turn(policy: Policy, make: Callable[[], Prompt], besides: int = 0) -> Turn:
-    """Have a prompt made and answered, and take the times; `besides` are bytes of the device that others hold."""
+def measure_turn(policy: Policy, make: Callable[[], Prompt], other_bytes: int = 0) -> TimedTurn:
+    """Time the making of a prompt and its answer. `other_bytes`: device memory of other policies' caches."""
     arrivals: list[float] = []
     start = time.perf_counter()
     prompt = make()
     rendered = time.perf_counter() - start
-    asked = policy.answer(prompt, lambda _: arrivals.append(time.perf_counter()))
+    answer = policy.answer(prompt, lambda _: arrivals.append(time.perf_counter()))
     ttft = (arrivals[0] if arrivals else time.perf_counter()) - start
-    spent = until_first_token([Stage("render", seconds=rendered), *asked.trace.stages], ttft)
-    held: dict[str, Any] = asked.trace.facts.get("residency", {})
-    peak = held["peak_bytes"] - besides if held else peak_bytes()
-    return Turn(ttft, spent, dict(asked.usage), peak, policy.host_nbytes, asked.density)
+    spent = until_first_token([Stage("render", seconds=rendered), *answer.trace.stages], ttft)
+    memory: dict[str, Any] = answer.trace.facts.get("residency", {})
+    peak = memory["peak_bytes"] - other_bytes if memory else peak_bytes()
+    return TimedTurn(ttft, spent, dict(answer.usage), peak, policy.host_nbytes, answer.density)
 
 
-def let_go(policy: Policy) -> None:
-    """Clear it, whatever state it failed in."""
+def clear_quietly(policy: Policy) -> None:
+    """Clear a policy, in whatever state it failed."""
     with suppress(Exception):
         policy.clear()
 
 
-WARM_TURNS = 2  # turns that do not count, after the transcript was read: kernels compile, caches and graphs are made
+WARM_TURNS = 2  # uncounted turns after the transcript was read: kernels compile, caches and graphs are created
 
 
 @dataclass(frozen=True)
 class TurnCell:
-    """Turns of `new_tokens` tokens behind a transcript of `prompt_tokens`, within `vram` bytes if it is not None."""
+    """Configuration of turns: `new_tokens` tokens after a transcript of `prompt_tokens`, within `vram` bytes if
+    given."""
 
     prompt_tokens: int
     new_tokens: int
@@ -167,17 +168,17 @@ class TurnCell:
 
 @dataclass
 class TurnTiming:
-    """Turns of one cell."""
+    """Measured turns of one cell."""
 
     cell: TurnCell
-    start: Turn | None = None  # the one that reads the transcript
-    turns: list[Turn] = field(default_factory=list)  # those that count
-    order: str = "interleaved"  # how turns of other policies stood between them
-    error: str | None = None  # why there are no more
-    sources: tuple[str, ...] = ()  # kernels that were launched in the run
+    start: TimedTurn | None = None  # reads the transcript
+    turns: list[TimedTurn] = field(default_factory=list)  # counted ones
+    order: str = "interleaved"  # how turns of several policies alternated
+    error: str | None = None  # why no more turns ran
+    sources: tuple[str, ...] = ()  # kernels launched in the run
 
     def metrics(self) -> dict[str, Any]:
-        """Percentiles over the turns, and medians of what they have in common."""
+        """Percentiles of the time to first token, and medians or maxima of the rest."""
         done, known = self.turns, {"order": self.order, "error": self.error, "turns": len(self.turns)}
         if not done:
             return known | {"ttft_p50_s": None, "ttft_p95_s": None, "stages": {}}
@@ -197,7 +198,7 @@ class TurnTiming:
         }
 
     def stages(self) -> dict[str, float]:
-        """Median seconds by name."""
+        """Median seconds by stage."""
         names = dict.fromkeys(name for turn in self.turns for name in turn.stages)
         return {name: median(turn.stages.get(name, 0.0) for turn in self.turns) for name in names}
 
@@ -206,11 +207,11 @@ class TurnTiming:
 class TurnBench:
     """Times turns of one pair."""
 
-    pipeline: Pipeline  # its target best `without_ends`
+    pipeline: Pipeline  # its target should be `without_ends`
     maker: TranscriptMaker
-    repeats: int = 20  # turns a policy that count
+    repeats: int = 20  # counted turns per policy
     policies: Sequence[str] = tuple(POLICIES)
-    progress: Callable[[], None] = lambda: None  # told of every turn that counts
+    progress: Callable[[], None] = lambda: None  # called after every counted turn
 
     def run(
         self,
@@ -220,15 +221,21 @@ class TurnBench:
         memory: ConversationOptions,
         budgets: Sequence[int | None] = (None,),
     ) -> Iterator[TurnTiming]:
-        """Time every policy at every length of transcript, within every budget of device memory. Without one the
-        policies take turns. Within one they would push each other's caches off the device, which is no part of a turn,
-        and come one after the other. A policy that cannot run has an error; ConfigError for options and lengths that
-        cannot be."""
+        """Time every policy at every length of transcript, within every budget of device memory.
+
+        Without a budget the policies alternate. Within one they run one after the other, since they would otherwise
+        evict each other's caches, which is no part of a turn. The timing of a policy that cannot run has an error.
+
+        Raises
+        ------
+        ConfigError
+            The options or lengths are impossible.
+        """
         options = replace(options, compress="always")
         if "conversation" in self.policies:
             check_run(options, self.pipeline.drafter)
         for tokens in lengths:
-            self.maker.turn(tokens, new_tokens, 0)  # one that cannot be made is found before anything is timed
+            self.maker.turn(tokens, new_tokens, 0)  # fails before anything is timed if it is impossible
         for vram in budgets:
             pipeline = self.pipeline.within(vram)
             for tokens in lengths:
@@ -243,16 +250,16 @@ class TurnBench:
         sizes = timings[0].cell.prompt_tokens, timings[0].cell.new_tokens
         try:
             for number in range(-1 - WARM_TURNS, self.repeats):
-                warm = 1 + WARM_TURNS  # the first one reads the transcript
+                warm = 1 + WARM_TURNS  # turn -warm reads the transcript
                 messages = self.maker.turn(*sizes, warm + number) if number > -warm else self.maker.first(*sizes)
                 make = partial(self.maker.prompt, messages)
-                for at in range(len(timings)):  # whoever comes first finds other things in the host's caches
-                    timing = timings[(at + number) % len(timings)]
+                for index in range(len(timings)):  # rotated: the first policy finds the host's caches cold
+                    timing = timings[(index + number) % len(timings)]
                     if timing.error is None:
                         self._turn(pipeline, timing, policies, number, make)
         finally:
             for policy in policies.values():
-                let_go(policy)
+                clear_quietly(policy)
         for timing in timings:
             timing.sources = launched_sources()
         return timings
@@ -265,19 +272,19 @@ class TurnBench:
         number: int,
         make: Callable[[], Prompt],
     ) -> None:
-        """One turn of one policy; those below 0 do not count."""
+        """Run one turn of one policy; turns with negative numbers are not counted."""
         cell, name = timing.cell, timing.cell.policy
         first = name not in policies
         try:
             with device_errors():
                 if first:
                     policies[name] = POLICIES[name](pipeline, cell.options, cell.memory)
-                besides = sum(policy.nbytes for other, policy in policies.items() if other != name)
-                turn = measure_turn(policies[name], make, besides)
+                other_bytes = sum(policy.nbytes for other, policy in policies.items() if other != name)
+                turn = measure_turn(policies[name], make, other_bytes)
         except (SpError, MemoryError) as error:
             timing.error = str(error) or "out of memory"
             if name in policies:
-                let_go(policies.pop(name))
+                clear_quietly(policies.pop(name))
             return
         if first:
             timing.start = turn
@@ -287,7 +294,7 @@ class TurnBench:
 
 
 def turn_config(cell: TurnCell, pipeline: Pipeline, path: str) -> dict[str, Any]:
-    """What was timed, as records have it."""
+    """Describe the timed configuration with the keys of records."""
     whole, talks = cell.policy == "prefix", cell.policy == "conversation"
     return {
         **pair_config(pipeline, cell.options, cell.vram, path, not whole),
@@ -302,7 +309,7 @@ def turn_config(cell: TurnCell, pipeline: Pipeline, path: str) -> dict[str, Any]
 
 
 def describe_turn(timing: TurnTiming, pipeline: Pipeline, path: str) -> dict[str, Any]:
-    """Arguments of `make_record` for a timing; samples are seconds to the first token."""
+    """Build the arguments of `make_record` for a timing; samples are seconds to the first token."""
     return {
         "bench": "turn",
         "config": turn_config(timing.cell, pipeline, path),

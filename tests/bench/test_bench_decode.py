@@ -12,7 +12,7 @@ from command_line import invoke
 from models.tiny_drafts import write_draft
 
 from sp.bench import decode as bench
-from sp.bench.decode import Answered, Measured, ratio_interval, ways_of
+from sp.bench.decode import DecodeTiming, TimedAnswer, ratio_interval, settings_of
 from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED, Simulated, deepest, read_trace, write_trace
 from sp.decode import DDTree
@@ -62,7 +62,7 @@ def of(folder: Path, bench: str) -> list[dict[str, Any]]:
 
 def test_a_real_pair_is_compared_with_greedy_answers_token_for_token(real: Path) -> None:
     records = {(r["config"]["method"], r["config"]["budget"]): r for r in of(real, "decode")}
-    assert list(records) == ways_of(["dflash", "ddtree"], [3], 16)
+    assert list(records) == settings_of(["dflash", "ddtree"], [3], 16)
     plain = records["greedy", 0]["metrics"]
     assert plain["acceptance_length"] == plain["speedup"] == 1
     for (method, _), record in records.items():
@@ -206,15 +206,17 @@ def test_intervals_cover_the_ratio_of_sums() -> None:
         low, high = ratio_interval(wholes * rng.normal(3, 0.5, 40), wholes)[1:]
         inside += low < 3 < high
     assert 85 <= inside <= 100
-    one = Answered("a", (1, 2, 3), (2,), (0.5,))
-    metrics = Measured(("dflash", 4), (one, one), (one, Answered("a", (1, 2, 4), (1, 1), (0.5, 0.5)))).metrics()
+    one = TimedAnswer("a", (1, 2, 3), (2,), (0.5,))
+    metrics = DecodeTiming(("dflash", 4), (one, one), (one, TimedAnswer("a", (1, 2, 4), (1, 1), (0.5, 0.5)))).metrics()
     assert metrics["equal"] == 1
     assert metrics["speedup"] == pytest.approx(4 / (4 / 1.5))
 
 
 def test_answers_that_end_at_once_have_no_pass_to_count(pair: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, whole = Answered("a", (2,), (), ()), Answered("b", (1, 2, 3), (2,), (0.5,))
-    metrics = Measured(("dflash", 4), (ended, whole), (ended, Answered("b", (1, 2, 3), (1, 1), (0.5, 0.5)))).metrics()
+    ended, whole = TimedAnswer("a", (2,), (), ()), TimedAnswer("b", (1, 2, 3), (2,), (0.5,))
+    metrics = DecodeTiming(
+        ("dflash", 4), (ended, whole), (ended, TimedAnswer("b", (1, 2, 3), (1, 1), (0.5, 0.5)))
+    ).metrics()
     assert (metrics["answers"], metrics["equal"], metrics["passes"]) == (2, 2, 1)
     assert list(metrics["by_task"]) == ["b"]
     monkeypatch.setattr(bench, "answer", lambda *_: ended)

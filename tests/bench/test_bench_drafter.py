@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_line import invoke
 
-from sp.bench.drafter import Draft, describe, run_drafts, work
+from sp.bench.drafter import ScoringTrial, describe, run_scoring, work
 from sp.errors import ConfigError
 from sp.gguf import GGUFFile, Tokenizer
 from sp.models import ContextParallel, load_model
@@ -26,12 +26,12 @@ def drafter():
 
 
 def test_every_draft_has_its_samples(drafter) -> None:
-    drafts = [Draft(300, {}), Draft(1100, {"sparse": "alpha:0.95"}), Draft(300, {"depth": 1})]
+    drafts = [ScoringTrial(300, {}), ScoringTrial(1100, {"sparse": "alpha:0.95"}), ScoringTrial(300, {"depth": 1})]
     ticks: list[int] = []
-    timings = list(run_drafts(drafter, drafts, 2, progress=lambda: ticks.append(1)))
+    timings = list(run_scoring(drafter, drafts, 2, progress=lambda: ticks.append(1)))
     assert len(ticks) == 6
-    assert [timing.draft for timing in timings] == drafts
-    assert [timing.draft.attention for timing in timings] == ["dense", "alpha 0.95", "dense"]
+    assert [timing.trial for timing in timings] == drafts
+    assert [timing.trial.attention for timing in timings] == ["dense", "alpha 0.95", "dense"]
     assert timings[0].density == 1 > timings[1].density
     for timing in timings:
         assert len(timing.seconds) == 2
@@ -55,9 +55,9 @@ def test_every_draft_has_its_samples(drafter) -> None:
 
 
 def test_gpus_read_together(drafter) -> None:
-    drafts = [Draft(1100, {"sparse": "alpha:0.95"})]
-    (alone,) = run_drafts(drafter, drafts, 1)
-    (spread,) = run_drafts(drafter, drafts, 1, gpus=ContextParallel(HostGroup(2), [drafter] * 2))
+    drafts = [ScoringTrial(1100, {"sparse": "alpha:0.95"})]
+    (alone,) = run_scoring(drafter, drafts, 1)
+    (spread,) = run_scoring(drafter, drafts, 1, gpus=ContextParallel(HostGroup(2), [drafter] * 2))
     assert spread.density == pytest.approx(alone.density, rel=1e-2)
     assert describe(spread, "m", "portable", "random")["config"]["cards"] == 2
 
@@ -66,8 +66,8 @@ def test_text_is_read_in_place_of_random_tokens(drafter) -> None:
     """Other blocks pass the test of FlashPrefill."""
     tokenizer = Tokenizer.from_gguf(GGUFFile.open(embedded("drafter")))
     text = np.asarray(tokenizer.encode(sample()[0]).ids)
-    drafts = [Draft(1100, {"sparse": f"alpha:{alpha}"}) for alpha in (0.2, 0.9)]
-    random, read = ([one.density for one in run_drafts(drafter, drafts, 1, text=ids)] for ids in (None, text))
+    drafts = [ScoringTrial(1100, {"sparse": f"alpha:{alpha}"}) for alpha in (0.2, 0.9)]
+    random, read = ([one.density for one in run_scoring(drafter, drafts, 1, text=ids)] for ids in (None, text))
     assert read != random
 
 

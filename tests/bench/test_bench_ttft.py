@@ -18,7 +18,7 @@ from command_line import invoke
 from sp.bench import ttft as bench
 from sp.bench.prompts import PromptMaker
 from sp.bench.record import shape_name
-from sp.bench.ttft import Bench, Cell, config_of, describe, measure, requests_of, watched, without_ends
+from sp.bench.ttft import Bench, RequestCell, config_of, describe, measure, requests_of, watched, without_ends
 from sp.errors import ConfigError, DeviceError, PromptError
 from sp.models import Arithmetic, RopeScaling
 from sp.models.synthetic.shapes import find_shape
@@ -52,7 +52,7 @@ def test_prompts_have_exactly_the_length_and_differ(maker: PromptMaker, pair: Pi
         assert all(prompt.text.count(needle) == 1 for prompt in prompts)
         assert tokens == 100 or prompts[0].text != prompts[1].text
         assert prompts[0].text == maker.make(tokens, 0).text
-    with pytest.raises(ConfigError, match="ask for more"):
+    with pytest.raises(ConfigError, match="; choose more"):
         maker.make(10)
 
 
@@ -218,7 +218,7 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
         (("--scorer", "tial"), "did you mean 'tail'"),
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
         (("--sparse", "density:0"), "density"),
-        (("-p", "10"), "ask for more"),
+        (("-p", "10"), "; choose more"),
         (("-p", "0"), "at least 1"),
         (("-n", "200000"), "no room for a prompt"),
         (("--resume",), "--record"),
@@ -272,7 +272,7 @@ def multiplying(loaded: Loaded, made_in: Arithmetic) -> Loaded:
 def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     assert pair.drafter is not None
     other = replace(pair, drafter=replace(pair.drafter, path=Path("x.gguf")))
-    cell = Cell(300, RunOptions(compress="always"))
+    cell = RequestCell(300, RunOptions(compress="always"))
     assert config_of(cell, pair, "numpy") != config_of(cell, other, "numpy")
     asked = replace(pair, drafter=replace(pair.drafter, requested_rope=RopeScaling("yarn", 4.0)))
     assert config_of(cell, asked, "numpy") == config_of(cell, pair, "numpy") | {"drafter_rope": "yarn:4"}
@@ -282,7 +282,7 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     both = replace(mixed, target=multiplying(pair.target, replace(int8, asked="auto")))
     known = {"math": "int8", "asked_math": "auto", "drafter_math": "int8"}
     assert config_of(cell, both, "sm_90a") == config_of(cell, pair, "sm_90a") | known
-    whole = Cell(300, RunOptions(compress="off"))
+    whole = RequestCell(300, RunOptions(compress="off"))
     assert config_of(whole, mixed, "sm_90a") == config_of(whole, pair, "sm_90a"), "the target's arithmetic alone"
     assert config_of(whole, asked, "numpy") == config_of(whole, pair, "numpy"), "nobody drafts"
 

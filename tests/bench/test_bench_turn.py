@@ -14,7 +14,7 @@ from sp.bench import turn as bench
 from sp.bench.prompts import TranscriptMaker
 from sp.bench.record import FIELDS
 from sp.bench.ttft import without_ends
-from sp.bench.turn import POLICIES, WARM_TURNS, Turn, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
+from sp.bench.turn import POLICIES, WARM_TURNS, TimedTurn, TurnBench, TurnCell, TurnTiming, describe_turn, turn_config
 from sp.errors import ConfigError, DeviceError
 from sp.scoring import SCORERS
 from sp.session import ConversationOptions, Pipeline, RunOptions, synthetic
@@ -106,7 +106,7 @@ def test_a_transcript_is_read_once_and_the_policies_change_places(
         order.append((policy.name, make().text[-40:]))
         if policy.name == "prefix" and len(order) > 8:
             raise DeviceError("the GPU's memory is full")
-        return Turn(1.0 + besides, {}, {"prompt": 1}, 100 - besides)
+        return TimedTurn(1.0 + besides, {}, {"prompt": 1}, 100 - besides)
 
     fakes = {name: lambda *_, name=name: Fake(name) for name in POLICIES}
     monkeypatch.setattr(bench, "POLICIES", fakes)
@@ -137,7 +137,9 @@ def test_within_a_budget_they_come_one_after_the_other(
 
 def test_percentiles_are_those_of_the_samples() -> None:
     cell = TurnCell(1000, 100, "conversation", OPTIONS, ConversationOptions())
-    turns = [Turn(s, {"draft": s / 2, "score": s / 2}, {"kept": int(10 * s)}, int(s), int(2 * s)) for s in range(1, 22)]
+    turns = [
+        TimedTurn(s, {"draft": s / 2, "score": s / 2}, {"kept": int(10 * s)}, int(s), int(2 * s)) for s in range(1, 22)
+    ]
     metrics = TurnTiming(cell, turns[0], turns).metrics()
     assert (metrics["ttft_p50_s"], metrics["ttft_p95_s"], metrics["ttft_max_s"]) == (11, 20, 21)
     assert (metrics["peak_bytes"], metrics["host_bytes"]) == (21, 42)
@@ -222,7 +224,7 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
         (("-p", "1024k"), "context"),
         (("-p", "0"), "at least 1"),
         (("-p", "300", "--new-tokens", "100,200"), "a number of tokens"),
-        (("-p", "3"), "ask for more"),
+        (("-p", "3"), "; choose more"),
         (("--vram", "none,18g"), "omit it"),
         (("-o", "pdf"), "pdf"),
     ],

@@ -88,7 +88,7 @@ def found() -> dict:
 
 
 def test_snapshots_leave_the_device_after_the_first_token(found: dict) -> None:
-    for name in ("Remembering", "Prefix"):
+    for name in ("ConversationPolicy", "PrefixPolicy"):
         for log in found["logs"][name][1:]:  # the first turn reads the transcript, with more of them than may wait
             before, _, after = " ".join(log).partition("token")
             assert "copy" in before
@@ -107,7 +107,7 @@ def test_each_policy_is_told_its_own_memory(found: dict) -> None:
 
 
 def test_keys_in_four_bits_take_less(found: dict) -> None:
-    sizes = [found["held"]["Remembering"][at] for at in (2, 8)]
+    sizes = [found["held"]["ConversationPolicy"][at] for at in (2, 8)]
     assert sizes[1] < sizes[0]
     for keys in ("f16", "q4_0"):
         usage = found[keys]["conversation"]["usage"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dry_walk import walked
 
-from sp.bench.drafter import Draft, DraftTiming
+from sp.bench.drafter import ScoringTiming, ScoringTrial
 from sp.bench.model import Timing, Trial, run_tests
 from sp.bench.timing import HostTime
 from sp.models import load_model
@@ -32,7 +32,7 @@ def test_a_look_is_a_hundred_launches() -> None:
 
 def test_records_say_it_and_those_of_the_cpu_do_not() -> None:
     told = {"launch_us": 17.5}
-    drafted = DraftTiming(Draft(9, {}), (1.0,), 1.0, {}, 0, 0, 0.0, host=told).metrics()
+    drafted = ScoringTiming(ScoringTrial(9, {}), (1.0,), 1.0, {}, 0, 0, 0.0, host=told).metrics()
     read = Timing(Trial(9), (1.0,), 0, host=told).metrics()
     assert drafted["launch_us"] == read["launch_us"] == 17.5
     assert "launch_us" not in Timing(Trial(9), (1.0,), 0).metrics()

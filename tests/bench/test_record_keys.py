@@ -13,7 +13,7 @@ import pytest
 
 from sp.bench import decode, llama_cpp, model
 from sp.bench.cases import FAMILIES, run_cases
-from sp.bench.decode import Measured
+from sp.bench.decode import DecodeTiming
 from sp.bench.record import key_of, measured_files, prune, read, running, superseded
 from sp.errors import ConfigError
 
@@ -149,8 +149,8 @@ def test_whole_models_are_told_apart() -> None:
     common = {**FACTS, "kv": "f16", "context": 0, **running("sm_90a"), "engine": "sp"}
     loaded = SimpleNamespace(path=Path("m"), model=SimpleNamespace(device="cpu"))
     draft = SimpleNamespace(path=Path("d"), block_size=16)
-    answered = decode.Answered("", (1, 2), (1,), (0.1,))
-    drafted = decode.describe(Measured(("greedy", 0), (answered,), (answered,)), loaded, draft, common)["config"]
+    answered = decode.TimedAnswer("", (1, 2), (1,), (0.1,))
+    drafted = decode.describe(DecodeTiming(("greedy", 0), (answered,), (answered,)), loaded, draft, common)["config"]
     keys = [json.dumps(config, sort_keys=True) for config in (ours, theirs, drafted)]
     assert len(set(keys)) == 3
     assert (ours["engine"], theirs["engine"], drafted["engine"]) == ("sp", "llama.cpp", "sp")
@@ -158,5 +158,5 @@ def test_whole_models_are_told_apart() -> None:
     assert "draft" not in ours
     for config in (ours, theirs, drafted):
         assert {"model", "shape", "type", "kv", "path", "math", "cards", "engine", "context", "method"} <= config.keys()
-    rounds = decode.Round(16, 8, dict.fromkeys(decode.PARTS, (1.0,)), 1.0, ())
+    rounds = decode.RoundTiming(16, 8, dict.fromkeys(decode.PARTS, (1.0,)), 1.0, ())
     assert decode.describe_round(rounds, loaded, draft, common)["config"].items() >= (FACTS | {"nodes": 16}).items()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from timed import keep
 
-from sp.bench.timing import spread
+from sp.bench.timing import quartiles
 from sp.kernels.path import native_path
 from sp.kernels.specs.matmul.epilogue import STORE
 from sp.models.synthetic.synthetic import random_blocks
@@ -157,7 +157,7 @@ def measure(
     for mode in MODES:
         for name, samples in in_turns(runs, mode).items():
             config = {**configs[name], "mode": mode, "math": "bf16"}
-            ms = spread(samples)
+            ms = quartiles(samples)
             flops = 2 * config["m"] * config["n"] * config["k"] * config.get("weights", 1)
             metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
             keep("matmul", config, metrics, samples, sources[name])

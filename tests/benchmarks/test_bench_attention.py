@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from timed import keep, timed
 
-from sp.bench.timing import spread
+from sp.bench.timing import quartiles
 from sp.errors import DeviceError
 from sp.kernels.path import native_path
 
@@ -62,7 +62,7 @@ def measure(
     samples = timed(benchmark, run, repeats=5 if pairs > 1 << 32 else 15)
     if not samples:
         return
-    ms = spread(samples)
+    ms = quartiles(samples)
     flops = 4 * config["head_dim"] * config["q_heads"] * pairs
     metrics = {"tflops": flops / ms.median / 1e9, "ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, **metrics}
     benchmark.extra_info.update(config | metrics)

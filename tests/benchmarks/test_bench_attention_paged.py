@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from timed import keep, timed
 
-from sp.bench.timing import mode_of, spread
+from sp.bench.timing import mode_of, quartiles
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
 from sp.quant import F16, Q4_0, BlockFormat
@@ -62,7 +62,7 @@ def measure(benchmark: Any, bench: str, run: Callable[[], object], config: dict[
     samples = timed(benchmark, run, repeats=7, graph=graph)
     if not samples:
         return
-    ms = spread(samples)
+    ms = quartiles(samples)
     rates = {"bytes": "gb_s", "flops": "tflops"}
     metrics = {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high}
     metrics |= {rates[kind]: amount / ms.median / (1e6 if kind == "bytes" else 1e9) for kind, amount in work.items()}

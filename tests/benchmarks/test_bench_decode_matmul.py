@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import quartiles, time_kernel
 from sp.errors import DeviceError
 from sp.kernels.device import require_device
 from sp.kernels.path import native_path
@@ -122,7 +122,7 @@ def measure(benchmark: Any, part: str, tokens: int, **more: object) -> None:
     run, count, nbytes = launches(part, tokens)
     samples = time_kernel(run, repeats=5, graph=True, warmup=1)
     benchmark.pedantic(lambda: (run(), cupy.cuda.get_current_stream().synchronize()), rounds=1)
-    ms = spread(samples)
+    ms = quartiles(samples)
     config = {"part": part, "tokens": tokens, "layers": 1 if part == "head" else LAYERS, "path": native_path()}
     config |= {"mode": "graph", **more}
     metrics = {"ms": ms.median, "us": 1e3 * ms.median / count, "gb_s": nbytes / ms.median / 1e6}

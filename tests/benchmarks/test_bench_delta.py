@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from timed import keep, timed
 
-from sp.bench.timing import mode_of, spread
+from sp.bench.timing import mode_of, quartiles
 from sp.errors import DeviceError
 from sp.kernels import forced_path
 from sp.kernels.device import require_device
@@ -73,7 +73,7 @@ def measure(
     samples = [1000 * ms / parts for ms in timed(benchmark, run, repeats=15, graph=graph)]
     if not samples:
         return
-    us = spread(samples)
+    us = quartiles(samples)
     metrics = {"us": us.median, "us_low": us.low, "us_high": us.high}
     if moved:
         metrics |= {"floor_us": 1e6 * moved / COPY, "gb_s": moved / us.median / 1000}

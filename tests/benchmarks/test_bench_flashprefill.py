@@ -18,7 +18,7 @@ import pytest
 from sp.bench.cases import clustered
 from sp.bench.families.attention import live_flops, score_flops
 from sp.bench.record import append, make_record
-from sp.bench.timing import spread, time_kernel
+from sp.bench.timing import quartiles, time_kernel
 from sp.errors import DeviceError
 from sp.kernels.path import PATHS, forced_path, native_path
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
@@ -86,8 +86,8 @@ def measure(benchmark: Any, d: int, tokens: int, selector: FlashPrefill | TopDen
         return
     samples = {name: time_kernel(run, repeats) for name, run in stages.items()}
     benchmark.pedantic(once, rounds=1)
-    metrics: dict[str, float] = {name: spread(times).median for name, times in samples.items()}
-    whole = spread(samples["ms"])
+    metrics: dict[str, float] = {name: quartiles(times).median for name, times in samples.items()}
+    whole = quartiles(samples["ms"])
     metrics |= {
         "ms_low": whole.low,
         "ms_high": whole.high,

@@ -16,7 +16,7 @@ import pytest
 from compare import nmse
 from device_models import case
 
-from sp.bench.drafter import EACH_SECONDS, Draft, describe, run_drafts
+from sp.bench.drafter import EACH_SECONDS, ScoringTrial, describe, run_scoring
 from sp.bench.record import make_record
 from sp.models import Hooks, SparseAttention, dense_attention, prefill_layer_major, read_layer_major
 from sp.models.synthetic.random_store import random_model
@@ -118,8 +118,8 @@ def test_streaming_equals_scoring_what_was_stored(sparse) -> None:
 
 
 def test_timings_name_their_stages(path) -> None:
-    drafts = [Draft(1500, {}), Draft(1500, {"sparse": "alpha:0.1"})]
-    for timing, draft in zip(run_drafts(case("drafter").gpu, drafts, 2), drafts, strict=True):
+    drafts = [ScoringTrial(1500, {}), ScoringTrial(1500, {"sparse": "alpha:0.1"})]
+    for timing, draft in zip(run_scoring(case("drafter").gpu, drafts, 2), drafts, strict=True):
         assert len(timing.seconds) >= 2
         assert sum(timing.seconds) >= 2 * EACH_SECONDS
         assert timing.peak_bytes > timing.weight_bytes > 0

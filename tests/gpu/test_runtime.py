@@ -10,7 +10,7 @@ from compare import nmse, to_bf16, to_float64
 cp = pytest.importorskip("cupy")
 
 from sp.bench.record import environment, make_record  # noqa: E402
-from sp.bench.timing import spread, time_kernel  # noqa: E402
+from sp.bench.timing import quartiles, time_kernel  # noqa: E402
 from sp.errors import DeviceError  # noqa: E402
 from sp.kernels import current_path, device_errors, forced_path, is_device  # noqa: E402
 from sp.kernels.path import native_path  # noqa: E402
@@ -156,7 +156,7 @@ def test_timing_and_record():
     size = 1 << 28
     source, target = cp.arange(size // 4, dtype=cp.int32), cp.empty(size // 4, cp.int32)
     copy = lambda: target.data.copy_from_device_async(source.data, size, cp.cuda.get_current_stream())  # noqa: E731
-    eager, graph = spread(time_kernel(copy)), spread(time_kernel(copy, graph=True))
+    eager, graph = quartiles(time_kernel(copy)), quartiles(time_kernel(copy, graph=True))
     assert (target == source).all()
     rate = 2 * size / eager.median / 1e6
     print(f"device copy {rate:.0f} GB/s eager, {2 * size / graph.median / 1e6:.0f} GB/s in a graph; {environment()}")

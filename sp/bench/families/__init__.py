@@ -1,1 +1,1 @@
-"""Cases of `sp kernels bench`, by what they time."""
+"""Cases of `sp kernels bench`, one module per group of operations."""

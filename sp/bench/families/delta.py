@@ -1,4 +1,4 @@
-"""Gated DeltaNet of the 27B shape: prefill chunks, single tokens, trees of drafted tokens and the path kept of them."""
+"""Gated DeltaNet of the 27B shape: prefill chunks, single tokens, trees of draft tokens and commits of a path."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from sp.ops.delta.delta_tree import DeltaStates, DeltaTrace, delta_commit, delta
 KEY_HEADS, VALUE_HEADS, HEAD_DIM, TAPS = 16, 48, 128, 4
 CONV_DIM = (2 * KEY_HEADS + VALUE_HEADS) * HEAD_DIM
 LAYERS = 48
-KEPT = 8
+PATH_LENGTH = 8  # nodes of the committed path
 
 
 @family("delta")
 def cases() -> Iterator[Case]:
-    """All rows wanted. Bytes: inputs, outputs and the state once; FLOP: of the recurrence, not of its chunked form."""
+    """Yield mixers with outputs of all rows. Bytes: inputs, outputs and state, once; FLOP: those of the recurrence, not
+    of its chunked form."""
     params, state = _params(), _state()
     for tokens in (1, 16, 8192):
         qkv, z = bf16(tokens, CONV_DIM), bf16(tokens, VALUE_HEADS * HEAD_DIM)
@@ -37,12 +38,12 @@ def cases() -> Iterator[Case]:
 
 @family("delta_tree")
 def tree_cases() -> Iterator[Case]:
-    """All layers one after the other, each with its own state, then the move of all along a path of 8 nodes."""
+    """Yield trees through all layers, each with its own state, then the commit of a path in all layers."""
     cupy, params = import_cupy(), _params()
     states = DeltaStates.of([_state() for _ in range(LAYERS)])
     trace = DeltaTrace.new(LAYERS, 64, params, "cuda")
     size = {"layers": LAYERS, "value_heads": VALUE_HEADS, "head_dim": HEAD_DIM}
-    held = sum(state.recurrent.nbytes for state in states.layers)
+    state_bytes = sum(state.recurrent.nbytes for state in states.layers)
     for nodes in (16, 23, 32, 64):
         qkv, z = bf16(nodes, CONV_DIM), bf16(nodes, VALUE_HEADS * HEAD_DIM)
         gates = normal(nodes, VALUE_HEADS), normal(nodes, VALUE_HEADS)
@@ -54,12 +55,12 @@ def tree_cases() -> Iterator[Case]:
 
         inputs = 2 * qkv.nbytes + 2 * z.nbytes + sum(array[0, :nodes].nbytes for array in (trace.k, trace.u, trace.g))
         flops = LAYERS * 4 * nodes * VALUE_HEADS * HEAD_DIM**2
-        moved = held + LAYERS * inputs
+        moved = state_bytes + LAYERS * inputs
         yield Case({"nodes": nodes, **size}, "portable", partial(run, qkv, z, *gates, seen), moved, flops, graph=True)
-    path, kept = cupy.arange(64, dtype=np.int32), cupy.full(1, KEPT, np.int32)
-    flops = LAYERS * 2 * KEPT * VALUE_HEADS * HEAD_DIM**2
-    keep = partial(delta_commit, trace, states, path, kept)
-    yield Case({"kept": KEPT, **size}, "portable", keep, 2 * held, flops, graph=True)
+    path, path_length = cupy.arange(64, dtype=np.int32), cupy.full(1, PATH_LENGTH, np.int32)
+    flops = LAYERS * 2 * PATH_LENGTH * VALUE_HEADS * HEAD_DIM**2
+    keep = partial(delta_commit, trace, states, path, path_length)
+    yield Case({"kept": PATH_LENGTH, **size}, "portable", keep, 2 * state_bytes, flops, graph=True)
 
 
 def _params() -> DeltaParams:

@@ -1,8 +1,8 @@
-"""Experts of the 35B-A3B shape: a whole feed-forward, its grouped products, and dense products with as many weights.
+"""Experts of the 35B-A3B shape: a whole feed-forward, its grouped products, and dense products of equal size.
 
 A trained router sends more tokens to some experts than to others. Here every expert has a popularity, normal with a
-standard deviation of `SPREAD` logits, beside what a token prefers; `imbalance` is the most loaded expert's share over
-the mean. Simulated: no trained router was read.
+standard deviation of `SPREAD` logits, added to the token's own logits. `imbalance` is the load of the most loaded
+expert over the mean. All of this is simulated, without a trained router.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ SPREAD = 0.25
 
 @family("experts")
 def cases() -> Iterator[Case]:
-    """FLOP: of the slots that there are, not of rows between experts; bytes: of the experts that have any."""
+    """Yield the parts of a feed-forward. FLOP: of occupied slots, without the padding between experts; bytes: of the
+    experts that have tokens."""
     gate, up, down = stack(WIDTH, HIDDEN), stack(WIDTH, HIDDEN), stack(HIDDEN, WIDTH)
     for tokens in TOKENS:
         routing, imbalance, chosen = draw_routing(tokens)
@@ -47,12 +48,13 @@ def cases() -> Iterator[Case]:
             with forced_path(path):
                 placed = grouped.place(routing.experts, COUNT)
             rows, mid = bf16(placed.rows, HIDDEN), bf16(placed.rows, WIDTH)
-            read = share * gate.weight.data.nbytes
+            gate_bytes = share * gate.weight.data.nbytes
             out = slots * (HIDDEN + WIDTH) * 2
             wide = partial(grouped.gated, rows, gate, up, placed)
-            yield Case(size | {"part": "gated"}, path, wide, 2 * read + out, 4 * slots * HIDDEN * WIDTH, graph=True)
+            traffic = 2 * gate_bytes + out
+            yield Case(size | {"part": "gated"}, path, wide, traffic, 4 * slots * HIDDEN * WIDTH, graph=True)
             narrow = partial(grouped.multiply, mid, down, placed)
-            yield Case(size | {"part": "down"}, path, narrow, read + out, 2 * slots * HIDDEN * WIDTH, graph=True)
+            yield Case(size | {"part": "down"}, path, narrow, gate_bytes + out, 2 * slots * HIDDEN * WIDTH, graph=True)
         choice = partial(route, normal(tokens, COUNT), USED)
         yield Case(size | {"part": "route"}, "portable", choice, 4 * tokens * COUNT, graph=True)
     mean = max(TOKENS) * USED // COUNT
@@ -66,22 +68,23 @@ def cases() -> Iterator[Case]:
 
 
 def stack(rows: int, width: int) -> Stack:
-    """Random matrices of all experts on the device."""
+    """Draw random matrices of all experts on the device."""
     return Stack(random_weight(Q4_K, COUNT * rows, width), rows, 0, rows)
 
 
-def favourites(tokens: int, spread: float, seed: int) -> Floats:
-    """Logits (tokens, COUNT) of a router whose experts have popularities of `spread` beside a token's own wishes."""
+def popular_logits(tokens: int, popularity: float, seed: int) -> Floats:
+    """Draw logits (tokens, COUNT) of a router: popularities of experts with a standard deviation of `popularity`, plus
+    a standard normal part of each token."""
     rng = np.random.default_rng(seed)
-    logits = rng.standard_normal((tokens, COUNT)) + spread * rng.standard_normal(COUNT)
+    logits = rng.standard_normal((tokens, COUNT)) + popularity * rng.standard_normal(COUNT)
     return logits.astype(np.float32)
 
 
 def draw_routing(tokens: int) -> tuple[Routing, float, int]:
-    """Where a router that has favourites sends tokens: on the device, with its imbalance and how many experts it uses.
-    Both follow from the seed alone."""
-    found = route(favourites(tokens, SPREAD, seed=tokens), USED)
-    loads = np.bincount(found.experts.ravel(), minlength=COUNT)
+    """Draw an unbalanced routing on the device; return it, its imbalance and the number of experts it uses. The number
+    of tokens is the seed."""
+    routing = route(popular_logits(tokens, SPREAD, seed=tokens), USED)
+    loads = np.bincount(routing.experts.ravel(), minlength=COUNT)
     cupy: Any = import_cupy()
-    there = Routing(cupy.asarray(found.experts), cupy.asarray(found.weights))
+    there = Routing(cupy.asarray(routing.experts), cupy.asarray(routing.weights))
     return there, float(loads.max() / loads.mean()), int((loads > 0).sum())

@@ -1,5 +1,5 @@
-"""Packed weights times bf16 tokens, dequantisation inside the time, and cuBLAS beside them, which CuPy cannot capture;
-prefill products of bytes, and what rounds their operands."""
+"""Packed weights times bf16 tokens, dequantisation included, and cuBLAS for comparison, which CuPy cannot capture in a
+graph; 8-bit products of a prefill, and the rounding of their operands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENS = (1, 8, 16, 32, 64, 512, 8192)
 
 @family("project")
 def cases() -> Iterator[Case]:
-    """The widest product of the 27B shape, from one token to a prefill chunk."""
+    """Yield the widest product of the 27B shape, from one token to a prefill chunk."""
     cupy = import_cupy()
     for fmt in (Q4_K, Q6_K, BF16):
         weight = random_weight(fmt, OUT, IN)
@@ -46,7 +46,7 @@ def cases() -> Iterator[Case]:
 
 
 def random_weight(fmt: BlockFormat, out: int, width: int) -> Any:
-    """A packed weight (out, width) of random blocks on the device; 256 distinct rows, repeated."""
+    """Draw a packed weight (out, width) of random blocks on the device; 256 distinct rows, repeated."""
     blocks = random_blocks(np.random.default_rng(0), fmt, 256 * width // fmt.block_size, 0.02)
     rows = import_cupy().asarray(blocks.reshape(256, -1))
     return pack("bench", fmt, (out, width), import_cupy().tile(rows, (out // 256, 1)))
@@ -54,11 +54,11 @@ def random_weight(fmt: BlockFormat, out: int, width: int) -> Any:
 
 LONG = 8192
 SHAPES: tuple[tuple[int, int, Epilogue], ...] = ((OUT, IN, STORE), (OUT, IN, SWIGLU), (IN, OUT, STORE_F32))
-"""Outputs, inputs and epilogue of the widest products of the 27B shape; of SWIGLU two weights."""
+"""Outputs, inputs and epilogue of the widest products of the 27B shape; SWIGLU has two weights."""
 CHUNK = 16384
 NARROW: tuple[tuple[int, int, Epilogue], ...] = ((4096, 1024, STORE), (3072, 1024, SWIGLU))
-"""The same of a 0.6B drafter that reads a long prompt: queries, keys and values together; gate and up, which have a
-kernel of their own."""
+"""The same for a 0.6B drafter on a long prompt: queries, keys and values in one product; gate and up, whose kernel is
+another one."""
 
 
 FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
@@ -70,12 +70,13 @@ FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
     (512, IN, 1536, STORE_F32),
     (3328, OUT // 4, IN, SWIGLU),
     (3328, IN, OUT // 4, STORE_F32),
-)  # tokens before these: of short prompts, and of one of four GPUs that share a target
+)  # with the tokens first: a short prompt, and chunks of one of four GPUs that share a target
 
 
 @family("matmul_bytes")
 def byte_cases() -> Iterator[Case]:
-    """Products without their rounding, roundings apart: of inputs, weights, and what finds loud channels."""
+    """Yield 8-bit products without rounding, and separately the rounding of inputs and weights and the search for
+    outlier channels."""
     here = current_path()
     for rows, width, epilogue in SHAPES:
         yield from _products(LONG, rows, width, epilogue, tuple(dict.fromkeys((here, "portable"))))
@@ -102,8 +103,8 @@ def _products(tokens: int, rows: int, width: int, epilogue: Epilogue, paths: tup
         yield Case(shape | {"math": "bf16"}, path, plain, bytes=moved + tokens * width, flops=flops, graph=True)
         module, these = kinds[path]
         for kind in these:
-            given, held = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
-            run = partial(module.gemm, given, held, loud, (out,), epilogue)
+            inputs, rounded = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
+            run = partial(module.gemm, inputs, rounded, loud, (out,), epilogue)
             config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
             yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
 
@@ -121,13 +122,13 @@ def _roundings(rows: int, width: int, count: int) -> Iterator[Case]:
 
 
 def _narrow() -> Iterator[Case]:
-    """Products of few inputs: BF16, the kernel of bytes for any width, and that for few inputs."""
+    """Yield products with few input channels: BF16, the 8-bit kernel for any width, and the one for narrow inputs."""
     cupy = import_cupy()
     for rows, width, epilogue in NARROW:
         weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
         x, out = bf16(CHUNK, width), cupy.empty((CHUNK, rows), np.uint16)
         loud = loud_channels(x)
-        given, held = (
+        inputs, rounded = (
             round_inputs(x, ByteKind.INT8, loud),
             round_weights(weights, ByteKind.INT8, loud),
         )
@@ -140,6 +141,6 @@ def _narrow() -> Iterator[Case]:
         plain = partial(prefill_kernel("sm_90a").launch, Product(x, weights, (out,), epilogue))
         yield Case(shape | {"math": "bf16"}, "sm_90a", plain, **cost)
         for module in (gemm_bytes_sm90, gemm_bytes_narrow_sm90)[: len(weights)]:
-            run = partial(module.gemm, given, held, loud, (out,), epilogue)
+            run = partial(module.gemm, inputs, rounded, loud, (out,), epilogue)
             kernel = module.__name__.rpartition(".")[2]
             yield Case(shape | {"math": "int8", "kernel": kernel}, "sm_90a", run, **cost)

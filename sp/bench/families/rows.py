@@ -1,4 +1,4 @@
-"""Operations that read and write every value once, and a copy, their bar."""
+"""Operations that read and write every value once, and a device copy as their upper bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIDDEN, FFN = 5120, 17408
 
 @family("rows")
 def cases() -> Iterator[Case]:
-    """Norm and gated activation of the 27B shape."""
+    """Yield a norm and a gated activation of the 27B shape."""
     cupy = import_cupy()
     for rows in (64, 8192):
         x, weight = normal(rows, HIDDEN), cupy.ones(HIDDEN, cupy.float32)
@@ -40,7 +40,7 @@ BYTES = 1 << 29
 
 @family("memory")
 def copy_cases() -> Iterator[Case]:
-    """Device-to-device copy, bytes read plus bytes written."""
+    """Yield a device-to-device copy; bytes are those read plus those written."""
     cupy = import_cupy()
     source, target = cupy.arange(BYTES // 4, dtype=cupy.int32), cupy.empty(BYTES // 4, cupy.int32)
 

@@ -16,7 +16,7 @@ from sp.named import read_strategies
 from sp.session import RunOptions
 
 if TYPE_CHECKING:
-    from sp.bench.decode import Measured, Question
+    from sp.bench.decode import DecodePrompt, DecodeTiming
     from sp.bench.simulate import Acceptance
 
 TASKS = "needle,needle_multikey,needle_multivalue,needle_multiquery,needle[value=uuid],needle[value=word],vt"
@@ -87,7 +87,15 @@ def bench_decode(
       sp bench decode --tasks 'needle,vt[chains=2]' --methods ddtree --budgets 8,22 --device cpu
       sp bench decode --synthetic qwen3.6-27b --simulate accepted.json --accept 4,8 -p 2k --record results
     """
-    from sp.bench.decode import describe, describe_round, fitting, measure_pair, measure_simulated, time_round, ways_of
+    from sp.bench.decode import (
+        describe,
+        describe_round,
+        fitting,
+        measure_pair,
+        measure_simulated,
+        settings_of,
+        time_round,
+    )
     from sp.bench.record import model_facts, running
     from sp.bench.simulate import Acceptance, read_trace, write_trace
     from sp.bench.ttft import without_ends
@@ -111,13 +119,13 @@ def bench_decode(
     where = pick_device(device)
     type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
     loaded, guesser = open_models(target, speculator, synthetic, type_, speculator_type, where)
-    ways, sizes = ways_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
+    ways, sizes = settings_of([*methods], [*budgets], guesser.block_size), fitting([*nodes], guesser.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
     cached = {"kv": cache_name(run.kv, run.rotate), "context": prompt}
     common = {**facts, **cached, **running(kernels_of("auto", where)[0]), "engine": "sp"}
     found: list[dict[str, Any]] = []
 
-    def keep(measured: Measured) -> None:
+    def keep(measured: DecodeTiming) -> None:
         found.append(kept(describe(measured, loaded, guesser, common), results))
 
     if simulated:
@@ -139,7 +147,7 @@ def bench_decode(
         if trace is not None:
             origin = {"target": loaded.path.name, "draft": guesser.path.name, "on": where, "tasks": tasks,
                       "prompt tokens": prompt, "prompts a task": examples}  # fmt: skip
-            lengths_of = {m.way: [n for answer in m.answers for n in answer.passes] for m in answered[1:]}
+            lengths_of = {m.setting: [n for answer in m.answers for n in answer.passes] for m in answered[1:]}
             write_trace(trace, origin, lengths_of)
     greedy_ms = found[0]["metrics"]["pass_ms"]
     with progress_bar("a round's parts", len(sizes)) as advance:
@@ -192,16 +200,16 @@ def open_models(
     return loaded, synthetic_draft(f"dflash-{synthetic}", speculator_type, loaded.model)
 
 
-def questions_of(tasks: Sequence[Any], examples: int, tokens: int, loaded: Any) -> list[Question]:
+def questions_of(tasks: Sequence[Any], examples: int, tokens: int, loaded: Any) -> list[DecodePrompt]:
     """Prompts of every task in turn, so that what drifts during a run falls on all of them."""
-    from sp.bench.decode import Question
+    from sp.bench.decode import DecodePrompt
     from sp.evals import TASKS as KNOWN
     from sp.evals.run import counter, label
 
-    def make(task: Any, index: int) -> Question:
+    def make(task: Any, index: int) -> DecodePrompt:
         example = task.example(index, tokens, counter(loaded.tokenizer))
         ids = example.prompt(loaded.template).tokenise(loaded.tokenizer).ids
-        return Question(label(KNOWN, task), ids, example.max_new_tokens)
+        return DecodePrompt(label(KNOWN, task), ids, example.max_new_tokens)
 
     return [make(task, index) for index in range(examples) for task in tasks]
 

@@ -208,14 +208,14 @@ def name_of(file: Any) -> str:
 def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
     """Kernels of one run of a test: of its prefill, or of one decoded token."""
 
-    from sp.bench.model import read
+    from sp.bench.model import run_prefill
     from sp.bench.timing import kernel_times
     from sp.models import decode_step, prefill
 
     cache = model.new_cache(max(1, test.prompt) + 2, kv, rotate=rotate)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, max(1, test.prompt))
     if not test.new:
-        return kernel_times(lambda: read(model, ids, cache, chunk, test.sparse))
+        return kernel_times(lambda: run_prefill(model, ids, cache, chunk, test.sparse))
     prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
     decode_step(model, 0, len(ids), cache)
     return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)
@@ -278,7 +278,7 @@ def bench_drafter(
       sp bench drafter --synthetic qwen3-0.6b -p 128k,1m --sparse density:0.05 --gpus 4
       sp bench drafter -m Qwen3-0.6B-BF16.gguf -p 131072 --sparse off,alpha:0.05,alpha:0.1,alpha:0.2 -o md
     """
-    from sp.bench.drafter import Draft, describe, run_drafts
+    from sp.bench.drafter import ScoringTrial, describe, run_scoring
     from sp.bench.record import make_record
     from sp.gguf import GGUFFile, Tokenizer
     from sp.kernels.device import pick_device
@@ -291,7 +291,7 @@ def bench_drafter(
     if file is not None and synthetic is not None:
         raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
     common = {} if layers is None else {"depth": layers}
-    drafts = [Draft(n, {"sparse": how, **common}) for n in prompts for how in sparse or ("off",)]
+    drafts = [ScoringTrial(n, {"sparse": how, **common}) for n in prompts for how in sparse or ("off",)]
     where, asked = pick_device(device), read_precision(precision, "--precision")
     named = file or (embedded("drafter") if synthetic is None else None)
     group = group_of(gpus, where)
@@ -307,7 +307,7 @@ def bench_drafter(
         one.config = replace(one.config, context=max(one.config.context, LONGEST_DRAFT))
     timings, (taken, kernels) = [], kernels_of(path, where)
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
-        for timing in run_drafts(model, drafts, repeats, lambda: advance(1), text, spread):
+        for timing in run_scoring(model, drafts, repeats, lambda: advance(1), text, spread):
             timings.append(timing)
             if where == "cuda" and results.record is not None:
                 tokens = "random" if text is None else "text"
@@ -323,8 +323,8 @@ def _drafter_row(timing: Any, name: str, path: str) -> dict[str, Any]:
         "model": name,
         "path": path,
         "cards": timing.gpus,
-        "prompt_tokens": timing.draft.tokens,
-        "attention": timing.draft.attention,
+        "prompt_tokens": timing.trial.tokens,
+        "attention": timing.trial.attention,
         **{key: metrics[key] for key in ("score_s", "limit_s", "density", "peak_bytes", "weight_bytes")},
         **{f"{stage}_ms": ms for stage, ms in timing.stages.items()},
         **({"sum_ms": sum(timing.stages.values())} if timing.stages else {}),

@@ -120,7 +120,7 @@ def bench_ttft(
       --keep-ratio 0.02 --sparse blocks:64 --full-repeats 0
     """
     from sp.bench.prompts import PromptMaker
-    from sp.bench.ttft import Bench, Cell, config_of, records_of, requests_of
+    from sp.bench.ttft import Bench, RequestCell, config_of, records_of, requests_of
     from sp.kernels.device import pick_device
     from sp.studies.plots.ttft_plots import draw_memory, draw_stages
     from sp.studies.sample import sample
@@ -145,7 +145,7 @@ def bench_ttft(
     found: dict[str, dict[str, Any]] = {}
     memory: list[dict[str, Any]] = []
 
-    def known(cell: Cell) -> Any:
+    def known(cell: RequestCell) -> Any:
         key = config_key(config_of(cell, pair, taken))
         if key not in before:
             return None
