@@ -1,4 +1,4 @@
-"""A target that another server runs: a pipeline that selects as ever and has the kept text answered there."""
+"""A pipeline whose target is another server's model: tokens are selected here, and the server answers their text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sp.session.pipeline import Pipeline
 from sp.session.result import Answer, OnToken
 from sp.trace import Reporter, Trace, silent
 
-SECONDS = 3600.0  # between two pieces of an answer
+SECONDS = 3600.0  # most seconds between two pieces of an answer
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,44 +34,45 @@ class BehindPipeline(Pipeline):
     Parameters
     ----------
     upstream : str
-        Of `sp.front.upstream.upstream_of`.
+        Address, as `sp.front.upstream.upstream_of` returns it.
     """
 
     upstream: str = ""
 
     @classmethod
     def before(cls, pipeline: Pipeline, upstream: str) -> Self:
-        """A pipeline with a server's model in place of its target."""
+        """Replace the target of a pipeline by a server's model."""
         assert pipeline.drafter is not None
-        own = {one.name: getattr(pipeline, one.name) for one in fields(Pipeline) if one.init}
-        return cls(**own | {"target": replace(pipeline.drafter, template=None)}, upstream=upstream)
+        values = {field.name: getattr(pipeline, field.name) for field in fields(Pipeline) if field.init}
+        return cls(**values | {"target": replace(pipeline.drafter, template=None)}, upstream=upstream)
 
     def read(
         self,
         tokenised: TokenisedPrompt,
-        kept: Bools | Selection,
+        selected: Bools | Selection,
         options: RunOptions,
         trace: Trace | None = None,
         reporter: Reporter = silent,
-        what: str = "upstream",
+        label: str = "upstream",
         on_token: OnToken | None = None,
     ) -> Answer:
-        """Have the server answer the kept text. PromptError: it refused; ConfigError: it cannot be reached."""
-        mask, parts = (kept.selected, kept.byte_ranges) if isinstance(kept, Selection) else (kept, {})
-        cut = SelectionDetails(parts, options.mark_omitted, options.selector.whole)
+        """Let the server answer the selected text. PromptError: it refused; ConfigError: it cannot be reached."""
+        mask, parts = (selected.selected, selected.byte_ranges) if isinstance(selected, Selection) else (selected, {})
+        details = SelectionDetails(parts, options.mark_omitted, options.selector.whole)
         trace = Trace() if trace is None else trace
+        # The server tokenises with its own vocabulary, so it gets text, not tokens.
         with trace.stage("compress", int(mask.sum())):
-            text = tokenised.prompt.text if mask.all() else rejoin(tokenised, mask, cut).text
-        start, first, said = time.perf_counter(), 0.0, ""
+            prompt_text = tokenised.prompt.text if mask.all() else rejoin(tokenised, mask, details).text
+        start, first, text = time.perf_counter(), 0.0, ""
         with trace.stage("upstream", int(mask.sum())):
-            for piece in pieces(self.upstream, text, options.max_new_tokens):
+            for piece in pieces(self.upstream, prompt_text, options.max_new_tokens):
                 first = first or time.perf_counter() - start
-                said += piece
-        return Answer(said, (), trace.seconds - (time.perf_counter() - start) + first, trace)
+                text += piece
+        return Answer(text, (), trace.seconds - (time.perf_counter() - start) + first, trace)
 
 
 def pieces(upstream: str, text: str, most: int) -> Iterator[str]:
-    """The pieces of a server's greedy answer to a message of the user, as they come."""
+    """Yield the pieces of a server's greedy answer to a user message as they arrive; at most `most` tokens."""
     body = {
         "model": model_of(upstream), "messages": [{"role": "user", "content": text}],
         "max_tokens": most, "temperature": 0, "stream": True,
@@ -85,18 +86,18 @@ def pieces(upstream: str, text: str, most: int) -> Iterator[str]:
                 raise PromptError(f"{upstream} refused with status {reply.status_code}: {_reason(reply.read())}")
             for line in reply.iter_lines():
                 if line.startswith("data:") and line[5:].strip() != "[DONE]":
-                    yield _said(line[5:])
+                    yield _piece_of(line[5:])
     except httpx.HTTPError as error:
         raise ConfigError(_unreachable(upstream, error)) from None
 
 
 def model_of(upstream: str) -> str:
-    """The name of the first model that a server lists; ConfigError where it cannot be reached."""
+    """Return the name of the first model that a server lists; ConfigError if it cannot be reached."""
     try:
-        listed = httpx.get(
+        models = httpx.get(
             f"{upstream}/v1/models", timeout=httpx.Timeout(30.0, connect=CONNECT_SECONDS), trust_env=False
         ).json()
-        return str(listed["data"][0]["id"])
+        return str(models["data"][0]["id"])
     except httpx.HTTPError as error:
         raise ConfigError(
             f"{upstream} cannot be reached ({type(error).__name__}); start it, or see --upstream"
@@ -106,10 +107,10 @@ def model_of(upstream: str) -> str:
 
 
 def _unreachable(upstream: str, error: httpx.HTTPError) -> str:
-    return f"{upstream} cannot be asked ({type(error).__name__}); start it, or see --upstream"
+    return f"{upstream} cannot be reached ({type(error).__name__}); start it, or see --upstream"
 
 
-def _said(line: str) -> str:
+def _piece_of(line: str) -> str:
     try:
         choices = json.loads(line).get("choices") or [{}]
         return choices[0].get("delta", {}).get("content") or ""
@@ -119,8 +120,8 @@ def _said(line: str) -> str:
 
 def _reason(raw: bytes) -> str:
     try:
-        told: Any = json.loads(raw)
+        body: Any = json.loads(raw)
     except ValueError:
         return plain(raw.decode(errors="replace"), 200)
-    error = told.get("error") if isinstance(told, Mapping) else None
-    return plain(str(error.get("message") if isinstance(error, Mapping) else error or told), 200)
+    error = body.get("error") if isinstance(body, Mapping) else None
+    return plain(str(error.get("message") if isinstance(error, Mapping) else error or body), 200)

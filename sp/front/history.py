@@ -37,13 +37,12 @@ MEASURE_BYTES = 8 << 20  # memory for the lengths of texts
 
 @dataclass(frozen=True)
 class Change:
-    """A text that is sent otherwise than it came. `kept`: its byte ranges that are sent; `restored`: passages of other
-    texts that are written in front of it.
-    """
+    """A text that is sent otherwise than it came. `kept_ranges`: its byte ranges that are sent; `restored`: passages of
+    other texts that are written in front of it."""
 
     kind: SegmentKind
     text: str
-    kept: Ranges
+    kept_ranges: Ranges
     restored: str = ""
 
 
@@ -180,14 +179,14 @@ class History:
         for index in indices:
             piece, short = view.pieces[index], plan.decisions[index]
             texts.append(
-                TranscriptText(piece.kind, piece.text, None if short is None else short.kept, plan.open[index])
+                TranscriptText(piece.kind, piece.text, None if short is None else short.kept_ranges, plan.open[index])
             )
-        result = self.compressor.read(texts, view.question, keep_ratio=ratio, recall=recall)
+        result = self.compressor.shorten(texts, view.question, keep_ratio=ratio, recall=recall)
         plan.seconds = result.seconds
         for position, short in result.texts.items():
             piece = view.pieces[indices[position]]
             plan.decisions[indices[position]] = short
-            self.store.put(self._key(piece, rules), short, len(short.text.encode()) + 16 * len(short.kept))
+            self.store.put(self._key(piece, rules), short, len(short.text.encode()) + 16 * len(short.kept_ranges))
         if result.recalled and view.asking is not None:
             plan.restored[view.asking] = OPENING + SEPARATOR.join(result.recalled) + CLOSING
             self.store.put(view.chain[view.asking], plan.restored[view.asking])
@@ -206,18 +205,18 @@ class History:
         sent, view = 0, plan.view
         for index, pieces in groupby(enumerate(view.pieces), key=lambda pair: pair[1].place):
             place, passages = view.places[index], plan.restored.get(index, "")
-            kept, text, offset = list[tuple[int, int]](), "", 0
+            kept_ranges, text, offset = list[tuple[int, int]](), "", 0
             sent += self._tokens(passages)
             for number, piece in pieces:
                 short, length = plan.decisions[number], len(piece.text.encode())
                 text += piece.text if short is None else short.text
                 sent += plan.sizes[number] if short is None else short.kept_tokens
-                ranges = ((0, length),) if short is None else short.kept
-                kept += [(offset + start, offset + end) for start, end in ranges]
+                ranges = ((0, length),) if short is None else short.kept_ranges
+                kept_ranges += [(offset + start, offset + end) for start, end in ranges]
                 offset += length
             if passages or text != place.text:
                 texts[place.path] = passages + text
-                changes.append(Change(place.kind, place.text, tuple(kept), passages))
+                changes.append(Change(place.kind, place.text, tuple(kept_ranges), passages))
         return ShortenedRequest(
             with_texts(body, texts),
             texts,
@@ -240,7 +239,7 @@ class History:
         return self.compressor.pipeline.drafter
 
     def _frame(self, body: Mapping[str, Any], places: Sequence[TextPlace]) -> tuple[int, int]:
-        """Tokens of all that a prompt has besides texts, and how many pictures it has."""
+        """Return the tokens of everything but texts in a prompt, and its number of pictures."""
         frame = frame_of(body, places)
         return sum(map(self._tokens, frame.parts)), frame.pictures
 

@@ -44,7 +44,7 @@ def locate(text: str, paths: Collection[Path]) -> dict[Path, Member]:
     >>> locate('{"a": [1, "b"]}', [("a", 1)])
     {('a', 1): Member(key=10, start=10, end=13)}
     """
-    wanted = {path[:depth] for path in paths for depth in range(len(path) + 1)}
+    prefixes = {path[:depth] for path in paths for depth in range(len(path) + 1)}
     members: dict[Path, Member] = {}
     open_containers: list[_Container] = []
     path: Path | None = ()  # of the next value
@@ -52,7 +52,7 @@ def locate(text: str, paths: Collection[Path]) -> dict[Path, Member]:
 
     def child(parent: Path | None, step: str | int) -> Path | None:
         below = None if parent is None else (*parent, step)
-        return below if below in wanted else None
+        return below if below in prefixes else None
 
     for match in TOKEN.finditer(text):
         sign, string, _ = match.groups()

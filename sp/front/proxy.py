@@ -306,15 +306,15 @@ def _json_object(raw: bytes) -> tuple[str, dict[str, Any] | None]:
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await a request's work; cancel it and raise ClientDisconnect if the client leaves first."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
     try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return await task
     finally:
         task.cancel()
-        left.cancel()
+        disconnect.cancel()
 
 
 def _own_headers(outcome: ShortenedRequest | None) -> list[tuple[bytes, bytes]]:

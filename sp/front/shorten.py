@@ -42,7 +42,7 @@ class TranscriptText:
     kind : str
         Role of its author: ``user``, ``assistant``, ``tool`` or ``system``.
     text : str
-    kept : tuple of (int, int), optional
+    kept_ranges : tuple of (int, int), optional
         Byte ranges of it that an earlier request kept; None for all of it.
     open : bool
         True if it may be shortened now.
@@ -50,25 +50,25 @@ class TranscriptText:
 
     kind: SegmentKind
     text: str
-    kept: Ranges | None = None
+    kept_ranges: Ranges | None = None
     open: bool = False
 
 
 @dataclass(frozen=True)
 class ShortText:
-    """A text after shortening. `text`: its replacement; `kept`: byte ranges of the original that the replacement has;
+    """A text after shortening. `text`: its replacement; `kept_ranges`: byte ranges of the original in it;
     `tokens`, `kept_tokens`: lengths of original and replacement, in the drafter's vocabulary.
     """
 
     text: str
-    kept: Ranges
+    kept_ranges: Ranges
     tokens: int
     kept_tokens: int
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """Result of `Compressor.read`. `texts`: the shortened texts by index; `recalled`: passages that were omitted
+    """Result of `Compressor.shorten`. `texts`: the shortened texts by index; `recalled`: passages that were omitted
     earlier and matter for this question; `tokens`: length of the transcript; `seconds`: time of scoring and selection.
     """
 
@@ -199,11 +199,11 @@ class Compressor:
         """
         if not text.strip():
             raise PromptError("the text is empty; give one to shorten")
-        result = self.read([TranscriptText("user", text, open=True)], question, keep_ratio=keep_ratio)
+        result = self.shorten([TranscriptText("user", text, open=True)], question, keep_ratio=keep_ratio)
         short = result.texts[0]
         return CompressedText(short.text, short.kept, short.tokens, short.kept_tokens, result.seconds)
 
-    def read(
+    def shorten(
         self,
         texts: Sequence[TranscriptText],
         question: str,
@@ -346,18 +346,18 @@ class TranscriptLayout:
                 out += self.omitted.mark(last, low).encode()
             out += raw[low:high]
             last = high
-        kept = tuple((low - start, high - start) for low, high in ranges.tolist())
-        return ShortText(out.decode(), kept, stop - first, len(tokens))
+        kept_ranges = tuple((low - start, high - start) for low, high in ranges.tolist())
+        return ShortText(out.decode(), kept_ranges, stop - first, len(tokens))
 
     def present(self, drafted: TokenisedPrompt) -> Bools:
         """Mask of the tokens that the reader has, (n,): all but those that were omitted from a text earlier."""
         present = np.ones(len(drafted), bool)
         starts, ends = drafted.bytes[:, 0], drafted.bytes[:, 1]
         for text, (start, end) in zip(self.texts, self.places, strict=True):
-            if text.kept is None:
+            if text.kept_ranges is None:
                 continue
             present[(starts >= start) & (ends <= end) & (starts < ends)] = False
-            for low, high in text.kept:
+            for low, high in text.kept_ranges:
                 present[(starts < start + high) & (ends > start + low)] = True
         return present
 

@@ -210,19 +210,19 @@ def gpu_rows(
         return {n: need(target, weights, drafter, n - ANSWER, kv, stacks=stacks) for n in lengths if n <= most}
 
     whole = needs_of(None, target.context)
-    pairs = {one.name: needs_of(one, max(lengths)) for one in drafters}
+    pairs = {drafter.name: needs_of(drafter, max(lengths)) for drafter in drafters}
     for gpu in GPUS:
         room = (gpu << 30) - SYSTEM
         rows.append(
             {
                 "card": gpu,
                 "kv": kv,
-                "full": _longest({n: one.together for n, one in whole.items()}, room),
-                "full_by_turns": _longest({n: one.least for n, one in whole.items()}, room),
+                "full": _longest({n: model_need.together for n, model_need in whole.items()}, room),
+                "full_by_turns": _longest({n: model_need.least for n, model_need in whole.items()}, room),
                 "drafters": {
                     name: {
-                        "together": _longest({n: one.together for n, one in needs.items()}, room),
-                        "by_turns": _longest({n: one.least for n, one in needs.items()}, room),
+                        "together": _longest({n: model_need.together for n, model_need in needs.items()}, room),
+                        "by_turns": _longest({n: model_need.least for n, model_need in needs.items()}, room),
                     }
                     for name, needs in pairs.items()
                 },

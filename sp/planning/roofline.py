@@ -119,7 +119,7 @@ class Roofline:
         return self._memory_s(nbytes_read) + self._sums_s(model, 1)
 
     def full_s(self, target: TimedModel, tokens: int) -> float:
-        """To the first token of a prompt that the target reads whole."""
+        """Return the seconds to the first token of a prompt that the target reads whole."""
         return self.prefill_s(target, tokens) + TOKEN_S * tokens
 
     def compressed(
@@ -131,8 +131,8 @@ class Roofline:
         density: float | None = None,
         moved: int = 0,
     ) -> CompressedTimes:
-        """Of a request that is scored and of which the target reads `keep_ratio`. So many bytes `moved` of the target
-        come back from the host while it reads."""
+        """Return the times of a request whose prompt is scored and of which the target reads `keep_ratio`. `moved`:
+        bytes of the target that are onloaded from the host meanwhile."""
         score = self.score_s(drafter, tokens, density)
         target_s = max(
             self.prefill_s(target, ceil(keep_ratio * tokens)), moved / (self.gpu.pcie * EFFICIENCY["exchange"])

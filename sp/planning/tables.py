@@ -114,9 +114,9 @@ def _scaling(rope: dict[str, Any]) -> str:
     return kind + (f", attention factor {rope['magnitude']:.4f}" if rope["magnitude"] != 1 else "")
 
 
-def _table(*left: str, right: Iterable[str] = ()) -> ColumnTable:
+def _table(*left_aligned: str, right: Iterable[str] = ()) -> ColumnTable:
     """Return an empty table with text columns and, behind them, number columns."""
-    return ColumnTable([*left, *right], [], len(left), head_style="bold")
+    return ColumnTable([*left_aligned, *right], [], len(left_aligned), head_style="bold")
 
 
 def _types(info: dict[str, Any]) -> ColumnTable:

@@ -254,7 +254,7 @@ def rule_of(text: str, option: str) -> Rule:
 
 
 class Sparse(str):
-    """Which key blocks attention reads: ``off`` (all), ``auto``, or a rule, see `rule_of`."""
+    """Rule by which attention chooses key blocks: ``off`` (all of them), ``auto``, or as in `rule_of`."""
 
     @classmethod
     def parse(cls, text: str, option: str) -> Sparse:

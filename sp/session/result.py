@@ -99,9 +99,9 @@ class RunResult:
 
     def __repr__(self) -> str:
         full = "" if self.full is None or self.full is self.answer else f" against {self.full.ttft_s:.3g} s in full"
-        kept = f"{self.kept_tokens:,} of {len(self.prompt):,} tokens kept"
+        share = f"{self.kept_tokens:,} of {len(self.prompt):,} tokens kept"
         text = plain(self.answer.text, SHOWN)
-        return f"RunResult({text!r}, {kept}, first token after {self.answer.ttft_s:.3g} s{full})"
+        return f"RunResult({text!r}, {share}, first token after {self.answer.ttft_s:.3g} s{full})"
 
     def _repr_html_(self) -> str:
         """Return the heat map of the prompt's tokens for notebooks; see `as_heat`."""

@@ -200,7 +200,7 @@ def test_the_drafter_reads_only_what_is_new() -> None:
         messages = [*messages, {"role": "assistant", "content": "I see."}]
     texts = [TranscriptText("user", each["content"], open=index == 4) for index, each in enumerate(messages[:-1])]
     texts[4] = TranscriptText("user", parts[2], open=True)
-    assert got["messages"][4]["content"].startswith(slow.read(texts, ASK, keep_ratio=0.3).texts[4].text)
+    assert got["messages"][4]["content"].startswith(slow.shorten(texts, ASK, keep_ratio=0.3).texts[4].text)
     (memory,) = quick._memories
     assert memory.memory.cache.tokens == len(memory.ids)
 
