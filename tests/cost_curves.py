@@ -24,7 +24,7 @@ from sp.ops.sparse.block_budget import read_rule
 from sp.ops.sparse.expected_density import expected_density
 from sp.planning.gpus import find_gpu
 from sp.planning.memory import scoring_bytes
-from sp.planning.plan import spoken
+from sp.planning.plan import format_tokens
 from sp.planning.roofline import Roofline, TimedModel
 from sp.planning.tables import seconds_text
 from sp.quant import Math
@@ -97,7 +97,7 @@ def curves() -> list[str]:
         grew = math.log2(costs[n, 1].score / costs[before, 1].score) if before else None
         other = f"{peer(n):.3g}" + ("" if n in PEER else " (extrapolated)" if n > max(PEER) else " (interpolated)")
         lines.append(
-            [spoken(n), *(seconds_text(one.score) for one in mine), "" if grew is None else f"{grew:.2f}",
+            [format_tokens(n), *(seconds_text(one.score) for one in mine), "" if grew is None else f"{grew:.2f}",
              *(seconds_text(one.first) for one in mine), *(seconds_text(one.full) for one in mine), other,
              f"{scoring_bytes(config, n) / 2**30:.1f}"]
         )  # fmt: skip
@@ -141,7 +141,7 @@ def _dress(axes: Axes, title: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ticks: Sequence[int] = LENGTHS[::2]
-    axes.set_xticks(ticks, [spoken(n) for n in ticks])
+    axes.set_xticks(ticks, [format_tokens(n) for n in ticks])
     axes.set_xlabel("tokens", color=INK)
     axes.set_ylabel("seconds", color=INK)
     axes.set_title(f"H200: {title}", fontsize=10, color=INK)

@@ -12,9 +12,19 @@ from models_page import table, write
 from sp.bench.record import newest
 from sp.models.config import ModelConfig
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.planning.gpus import GPUS, KEEP, LARGEST_DRAFTER, SPOKEN, Drafter, drafters_for, longest, room, weights_bytes
+from sp.planning.gpus import (
+    GPUS,
+    KEEP,
+    LARGEST_DRAFTER,
+    REPORTED_LENGTHS,
+    Drafter,
+    drafters_for,
+    longest,
+    room,
+    weights_bytes,
+)
 from sp.planning.memory import Stacks, stack_bytes
-from sp.planning.plan import spoken
+from sp.planning.plan import format_tokens
 from sp.session.measured import PLAIN_PRECISIONS, precisions_of
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +106,7 @@ def cells() -> list[str]:
             seen = proof(name, file_type, drafter.name, tokens, gpu)
             kv = "" if seen is None else seen["config"]["kv"].split()[0]
             said = "*predicted*" if seen is None else "measured" if kv == way.kv else f"*predicted*, {kv} measured"
-            row.append(f"{spoken(tokens)}{options}, {said}")
+            row.append(f"{format_tokens(tokens)}{options}, {said}")
         rows.append(row)
     return table(["file", "GB", "drafter (BF16)", *(f"{gpu} GB" for gpu in GPUS)], rows)
 
@@ -106,10 +116,10 @@ def records() -> list[str]:
     rows = {}
     for record in sorted(measured(), key=lambda one: one["metrics"]["peak_bytes"]):  # of two alike the larger
         config, peak = record["config"], record["metrics"]["peak_bytes"]
-        if config["prompt_tokens"] in SPOKEN and config["keep_ratio"] == KEEP:
+        if config["prompt_tokens"] in REPORTED_LENGTHS and config["keep_ratio"] == KEEP:
             gpus = ", ".join(str(gpu) for gpu in GPUS if peak <= room(gpu))
             budget = f"`--vram {config['vram']}`" if config["vram"] else "none"
-            sizes = [spoken(config["prompt_tokens"]), config["kv"], budget, f"{peak / 2**30:.1f}", gpus]
+            sizes = [format_tokens(config["prompt_tokens"]), config["kv"], budget, f"{peak / 2**30:.1f}", gpus]
             names = [config["target"].removesuffix(".synthetic"), config["drafter"].removesuffix(".synthetic")]
             asked = config["prompt_tokens"], config["vram"] or ""
             rows[*names, *asked] = [*names, *sizes, f"{record['date'][:10]}, {record['commit']}"]

@@ -13,7 +13,7 @@ from sp.errors import unknown_name
 from sp.models.cache.kv_type import DEVICE_KV
 from sp.models.config import ModelConfig, first_layers
 from sp.models.synthetic.shapes import find_shape, list_shapes
-from sp.planning.memory import Stacks, held_weights, kv_bytes, least_cold, reading_bytes, scoring_bytes, state_bytes
+from sp.planning.memory import Stacks, device_weights, kv_bytes, least_cold, prefill_bytes, scoring_bytes, state_bytes
 from sp.quant import BlockFormat, Math
 
 Path = Literal["sm_90a", "portable"]
@@ -21,28 +21,30 @@ Path = Literal["sm_90a", "portable"]
 
 @dataclass(frozen=True)
 class GPUSpec:
-    """A GPU by its data sheet. `link`: bytes a second from other GPUs of the machine by NVLink, one way, half
-    of what data sheets call its bandwidth; 0 of GPUs that are not linked, or two of them only; `warp_share`: share of
-    `flops` and `int8` that products of single warps (`mma.sync`, which portable kernels are made of) can reach: all of
-    it but on Hopper, 0.63 there (arXiv 2402.13499, which measured it)."""
+    """A GPU by its data sheet.
 
-    name: str  # as it is asked for
+    `link`: bytes per second from other GPUs of the machine by NVLink, in one direction, half of what data sheets call
+    its bandwidth; 0 for GPUs without it, or with links between pairs only. `warp_share`: share of `flops` and `int8`
+    that products of single warps (`mma.sync`, used by the portable kernels) can reach: all of it except on Hopper,
+    where 0.63 was measured (arXiv 2402.13499)."""
+
+    name: str  # value of --gpu
     capability: tuple[int, int]  # compute capability
-    flops: float  # flops, int8: dense tensor operations a second: in bf16 (and fp16) with sums in float32, and in int8
+    flops: float  # flops, int8: dense tensor operations per second in bf16 (and fp16) with float32 sums, and in int8
     int8: float
     gib: int  # memory, whole GiB
-    bandwidth: float  # of that memory, in bytes a second
-    pcie: float  # bytes a second from the host, one way
+    bandwidth: float  # of that memory, in bytes per second
+    pcie: float  # bytes per second from the host, in one direction
     link: float = 0.0
     warp_share: float = 1.0
 
     @property
     def path(self) -> Path:
-        """Kernels that run there: those of Hopper on compute capability 9.0, elsewhere the portable ones."""
+        """Its kernels: those of Hopper on compute capability 9.0, else the portable ones."""
         return "sm_90a" if self.capability == (9, 0) else "portable"
 
     def peak(self, path: Path, in_bytes: bool = False) -> float:
-        """Tensor operations a second that kernels of a path could reach in bf16, or in int8.
+        """Return the tensor operations per second that kernels of a path could reach in bf16, or in int8.
 
         >>> round(find_gpu("h200").peak("portable") / 1e12), round(find_gpu("rtx3090").peak("portable") / 1e12)
         (623, 71)
@@ -66,12 +68,12 @@ KNOWN = (
     GPUSpec("h100", (9, 0), 989e12, 1979e12, 80, 3350e9, _PCIE5, 450e9, 0.63),
     GPUSpec("h200", (9, 0), 989e12, 1979e12, 140, 4800e9, _PCIE5, 450e9, 0.63),
 )
-"""GPUs by memory, of which their vendor's data sheets are all that a prediction knows.
+"""GPUs ordered by memory; predictions use nothing but these values from data sheets.
 
-Sources: NVIDIA's whitepapers of GA100 (A100), GA102 (RTX 3090; the RTX 3060 by the same operations a clock and
+Sources: NVIDIA's whitepapers of GA100 (A100), GA102 (RTX 3090; the RTX 3060 by the same operations per clock and
 multiprocessor), AD102 (RTX 4080 and 4090) and RTX Blackwell (RTX 5090), and the data sheets of L40S, H100 SXM and H200.
 Tensor operations are dense, without sparsity. GeForce GPUs run bf16 and fp16 at half rate where sums are kept in
-float32, as here; data-centre GPUs at the full one.
+float32, as here; data-centre GPUs at the full rate.
 """
 
 
@@ -84,11 +86,11 @@ def find_gpu(name: str) -> GPUSpec:
 
 
 GPUS = tuple(sorted({gpu.gib for gpu in KNOWN}))  # sizes of GPUs in GiB
-SYSTEM = 1 << 30  # of a GPU: what driver, context and kernels take
+SYSTEM = 1 << 30  # bytes of a GPU that driver, context and kernels take
 LENGTHS = tuple(1 << power for power in range(13, 19))
 KEEP, ANSWER = 0.05, 256  # share of a prompt that is selected and tokens of an answer, which the table assumes
 DRAFTER_TYPE, LARGEST_DRAFTER = "bf16", 2 * 10**9
-"""How drafters are published, and the parameters of the largest model that is proposed as one."""
+"""File type of published drafters, and most parameters of a model that is proposed as one."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class Drafter:
     """A model that could score for a target."""
 
     name: str
-    config: ModelConfig  # of the layers that are read
-    weights: int  # bytes of what is loaded of it on the device
-    of_layers: int | None = None  # of the whole model; those that are read if left out
+    config: ModelConfig  # with the layers that are loaded
+    weights: int  # bytes of the loaded part on the device
+    of_layers: int | None = None  # layers of the whole model; by default those of `config`
 
     @property
     def layers(self) -> int:
@@ -109,19 +111,20 @@ class Drafter:
     def of(
         cls, name: str, config: ModelConfig, formats: Mapping[str, BlockFormat], depth: int | None, gpus: int = 1
     ) -> Drafter:
-        """A model of which so many layers are read, without its head; all of it for None. Errors of `held_weights`."""
+        """Describe a model of which `depth` layers are loaded, without its head; all of it for None. Errors as for
+        `device_weights`."""
         weights = weights_bytes(config, formats, gpus, depth)
         return cls(name, first_layers(config, depth), weights, config.layers)
 
     @property
-    def stops(self) -> str:
-        """Layers that are read if not all are, as in ``19 of 30 layers``; else empty."""
+    def depth_label(self) -> str:
+        """The loaded layers, as in ``19 of 30 layers``; empty if all are."""
         return "" if self.config.layers == self.layers else f"{self.config.layers} of {self.layers} layers"
 
 
 def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
-    """Small published models of the registry, those whose architecture is called most like it first. A drafter need not
-    share the target's vocabulary, for scores are carried over by bytes of the text."""
+    """List small published models, those with the most similar name of the architecture first. A drafter may have
+    another vocabulary than the target, since scores are aligned by bytes of the text."""
     ranked = [
         (-_alike(drafter.config.architecture, target.architecture), size, drafter.name, drafter)
         for size, drafter in _small()
@@ -132,7 +135,7 @@ def drafters_for(target: ModelConfig, parameters: int) -> list[Drafter]:
 
 @cache
 def _small() -> tuple[tuple[int, Drafter], ...]:
-    """Parameters of every shape that may be proposed, and what it takes as a drafter."""
+    """List the shapes that may be proposed as drafters, with their parameters."""
     sized_drafters = []
     for name in list_shapes():
         shape = find_shape(name)
@@ -151,17 +154,17 @@ def _alike(a: str, b: str) -> int:
 def weights_bytes(
     config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1, depth: int | None = None
 ) -> int:
-    """Bytes of a model's weights on the device; arguments and errors as for `held_weights`."""
-    return sum(row.nbytes for row in held_weights(config, formats, gpus, depth))
+    """Sum the bytes of a model's weights on the device; arguments and errors as for `device_weights`."""
+    return sum(row.nbytes for row in device_weights(config, formats, gpus, depth))
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a request needs on a GPU."""
+    """Device memory that a request needs, in bytes."""
 
-    together: int  # with both models there all the time
-    by_turns: int  # where the model that is not at work may leave for host memory, as it does within ``--vram``
-    cold: int | None = None  # where experts of the target wait there besides, see `least_cold`
+    together: int  # with both models resident
+    by_turns: int  # with the idle model offloaded, as within ``--vram``
+    cold: int | None = None  # with experts of the target offloaded as well, see `least_cold`
 
     @property
     def least(self) -> int:
@@ -179,12 +182,13 @@ def need(
     stacks: Stacks = (),
     precision: Math = Math.BF16,
 ) -> Need:
-    """Return the memory for a prompt of `tokens` and its answer: prefilled in full, or a share that a drafter selected.
+    """Compute the memory for a prompt of `tokens` and its answer: prefilled in full, or a share that a drafter
+    selected.
 
     `stacks` are those of a mixture's experts, see `stack_bytes`; `precision` is that of the target's products."""
     read_tokens = tokens if drafter is None else ceil(keep * tokens)
     resident = weights + state_bytes(target) + kv_bytes(target, read_tokens + ANSWER, kv)
-    reading = resident + reading_bytes(target, read_tokens, precision, kv)
+    reading = resident + prefill_bytes(target, read_tokens, precision, kv)
     cold = least_cold(target, weights, stacks, reading - weights)
     if drafter is None:
         return Need(reading, reading, cold)
@@ -201,9 +205,11 @@ def gpu_rows(
     lengths: Iterable[int] = LENGTHS,
     stacks: Stacks = (),
 ) -> list[dict[str, Any]]:
-    """For every GPU (``card`` in GiB) the longest prompt that it answers, answer included, ``full``, ``full_by_turns``
-    with experts waiting in host memory, and by ``drafters``, each ``together`` and ``by_turns``; None where not even
-    the shortest fits. In full lengths are tried up to the target's window."""
+    """Return for every GPU (``card``, in GiB) the longest prompt with its answer that fits.
+
+    ``full`` is for a full prefill, up to the target's window; ``full_by_turns`` the same with experts offloaded;
+    ``drafters`` has for each drafter ``together`` (both resident) and ``by_turns``. None if not even the shortest fits.
+    """
     lengths, rows = tuple(lengths), []
 
     def needs_of(drafter: Drafter | None, most: int) -> dict[int, Need]:
@@ -235,36 +241,36 @@ def _longest(needs: Mapping[int, int], room: int) -> int | None:
     return max((n for n, nbytes in needs.items() if nbytes <= room), default=None)
 
 
-SPOKEN = (8192, 32768, 131072)  # lengths of prompt and answer, in tokens, that a plan tells memory of
+REPORTED_LENGTHS = (8192, 32768, 131072)  # lengths of prompt and answer for which plans report memory, in tokens
 
 
 @dataclass(frozen=True)
 class MemoryMode:
-    """How a request is run. `by_turns`: whether idle weights are offloaded to host memory, experts of the target among
-    them where that takes least."""
+    """A mode to run a request. `by_turns`: True if idle weights are offloaded to host memory, including experts of the
+    target if that needs the least memory."""
 
-    kv: str  # type of the target's cache
+    kv: str  # cache type of the target
     by_turns: bool
-    nbytes: int  # what it takes on the GPU
+    nbytes: int  # on the GPU
 
     def options(self, gpu: int) -> tuple[str, ...]:
-        """Options of `sp run` that ask for it on a GPU of so many GiB; none for the usual way."""
+        """Return the options of `sp run` for this mode on a GPU of `gpu` GiB; empty for the default mode."""
         cache = () if self.kv == DEVICE_KV[0] else (f"--kv {self.kv}",)
         return (*cache, f"--vram {room(gpu) >> 30}g") if self.by_turns else cache
 
 
 def room(gpu: int) -> int:
-    """Bytes of a GPU of so many GiB that models, caches and work may take: the budget to give to ``--vram``."""
+    """Return the bytes of a GPU of `gpu` GiB for models, caches and workspace: the budget for ``--vram``."""
     return (gpu << 30) - SYSTEM
 
 
 def caches(target: ModelConfig) -> list[str]:
-    """Types of cache that the device has for the heads of a model, the exact one first."""
+    """List the cache types that the device supports for a model's heads, the exact one first."""
     widths = [sizes.head_dim for sizes in target.head_sizes]
     return [kv for kv in DEVICE_KV if kv.takes(widths)]
 
 
-def ways(
+def memory_modes(
     target: ModelConfig,
     weights: int,
     drafter: Drafter | None,
@@ -274,10 +280,12 @@ def ways(
     precision: Math = Math.BF16,
     alone: bool = True,
 ) -> Iterator[MemoryMode]:
-    """Yield all modes to answer a prompt that takes `tokens` tokens with its answer, the most exact first. Turns
-    cost copies and change no token, those of experts (`stacks`) the most; a narrower cache rounds keys and values, so
-    it comes after them. Without a drafter everything is read, within the window; of several GPUs no weights wait in
-    host memory."""
+    """Yield all modes for `tokens` tokens of prompt and answer, the most exact first.
+
+    Offloading costs copies, most of all for experts (`stacks`), but changes no token. A quantised cache rounds keys and
+    values, so it comes after that. Without a drafter the prompt is prefilled in full, if the window allows it. Several
+    GPUs (not `alone`) offload nothing.
+    """
     if drafter is None and tokens > target.context:
         return
     for kv in caches(target):
@@ -289,14 +297,14 @@ def ways(
             yield MemoryMode(kv, True, needs.least)
 
 
-def scoring_way(drafter: Drafter, tokens: int) -> MemoryMode:
-    """Return the memory that a drafter alone takes to score a prompt; it caches nothing of it."""
+def scoring_mode(drafter: Drafter, tokens: int) -> MemoryMode:
+    """Return the memory that a drafter alone needs to score a prompt; it has no cache."""
     return MemoryMode(DEVICE_KV[0], False, drafter.weights + scoring_bytes(drafter.config, max(tokens - ANSWER, 1)))
 
 
 def best(candidates: Sequence[MemoryMode], gpu: int) -> MemoryMode | None:
     """Return the first of the modes that a GPU has room for; None if it has room for none."""
-    return next((way for way in candidates if way.nbytes <= room(gpu)), None)
+    return next((mode for mode in candidates if mode.nbytes <= room(gpu)), None)
 
 
 def smallest_gpu(candidates: Sequence[MemoryMode]) -> int | None:
@@ -313,8 +321,8 @@ def longest(
     stacks: Stacks = (),
     alone: bool = True,
 ) -> tuple[int, MemoryMode] | None:
-    """Return the longest of `SPOKEN` that a GPU has room for, and its mode; None if not even the shortest fits."""
-    for tokens in reversed(SPOKEN):
-        if way := best(list(ways(target, weights, drafter, tokens, keep, stacks, alone=alone)), gpu):
-            return tokens, way
+    """Return the longest of `REPORTED_LENGTHS` that a GPU has room for, and its mode; None if none fits."""
+    for tokens in reversed(REPORTED_LENGTHS):
+        if mode := best(list(memory_modes(target, weights, drafter, tokens, keep, stacks, alone=alone)), gpu):
+            return tokens, mode
     return None

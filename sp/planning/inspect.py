@@ -1,4 +1,4 @@
-"""inspect_file: describe a model file, and what keeps it from running."""
+"""inspect_file: describe a model file, and its hindrances to running."""
 
 from __future__ import annotations
 
@@ -20,8 +20,16 @@ from sp.models.file.metadata_keys import MAX_BLOCKS
 from sp.models.file.rope_keys import rope_facts
 from sp.models.network.arithmetic import is_eligible
 from sp.models.network.cost import active_params
-from sp.planning.gpus import ANSWER, KEEP, LENGTHS, SPOKEN, caches, drafters_for, gpu_rows
-from sp.planning.memory import Held, file_formats, held_weights, kv_bytes, layer_matrices, stack_bytes, state_bytes
+from sp.planning.gpus import ANSWER, KEEP, LENGTHS, REPORTED_LENGTHS, caches, drafters_for, gpu_rows
+from sp.planning.memory import (
+    DeviceFormat,
+    device_weights,
+    file_formats,
+    kv_bytes,
+    layer_matrices,
+    stack_bytes,
+    state_bytes,
+)
 from sp.planning.plan import make_plan
 from sp.planning.subject import Depth, read_subject, whole
 from sp.quant import FORMATS, repacked_tensors
@@ -30,13 +38,15 @@ _HASH_STEP = 1 << 22
 
 
 def inspect_file(path: str | Path, *, sha256: bool = False, depth: Depth = whole) -> dict[str, Any]:
-    """Describe a GGUF file, or the model that it is a shard of, as JSON. Sizes are in bytes; what the file
-    does not say is None; ``warnings`` are lines, none for a file that `sp` can run; ``refused`` the one for which no
-    command takes it. ``verdict`` and ``command`` are of a `ModelPlan` for the longest of `SPOKEN`; `sha256` reads
-    all of the file. GGUFError when it is not sound."""
+    """Describe a GGUF file, or the model that it is a shard of, as JSON values.
+
+    Sizes are in bytes, unknown values None. ``warnings`` are lines, empty for a file that `sp` runs; ``refused`` is the
+    one for which no command accepts the file. ``verdict`` and ``command`` are those of a `ModelPlan` for the longest of
+    `REPORTED_LENGTHS`. `sha256` reads the whole file. GGUFError: the file is damaged.
+    """
     with GGUFFile.open(path) as file:
         subject = read_subject(file, depth=depth)
-        plan = make_plan(subject, None, None, SPOKEN[-1])
+        plan = make_plan(subject, None, None, REPORTED_LENGTHS[-1])
         described = describe_model(file, subject.config)
         if described["family"] is not None:
             described["family"]["as_drafter"] = subject.as_drafter()
@@ -54,7 +64,7 @@ def inspect_file(path: str | Path, *, sha256: bool = False, depth: Depth = whole
             "chat_template": _template(file),
             **described,
             "refused": None if subject.refused is None else subject.refused.line,
-            "verdict": plan.told_verdict(),
+            "verdict": plan.verdict_facts(),
             "command": plan.command,
             "warnings": [item.line for item in subject.hindrances],
         }
@@ -121,7 +131,7 @@ def _tokenizer(file: GGUFFile, vocabulary: Vocabulary | None) -> dict[str, Any] 
         facts |= {
             "specials": vocabulary.types.count(CONTROL),
             "eos": vocabulary.ids.get("eos"),
-            "add_bos": vocabulary.add_bos,  # as encoding does, which the key alone does not tell
+            "add_bos": vocabulary.add_bos,  # as encoding does; the key alone does not decide it
             "sha256": vocabulary.sha256,
         }
     return facts
@@ -159,7 +169,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-SHOWN = 2  # drafters that the table of memory shows
+MOST_DRAFTERS = 2  # drafters in the table of memory
 
 
 def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]:
@@ -171,11 +181,11 @@ def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]
     sections["family"] = family(config)
     formats = file_formats(file)
     try:
-        rows = held_weights(config, formats)
-    except (ModelError, KeyError):  # too narrow for the device, or not all there
+        rows = device_weights(config, formats)
+    except (ModelError, KeyError):  # too narrow for the device, or tensors are missing
         return sections
     weights, stacks = sum(row.nbytes for row in rows), stack_bytes(config, formats)
-    drafters = drafters_for(config, sum(info.elements for info in file.tensors.values()))[:SHOWN]
+    drafters = drafters_for(config, sum(info.elements for info in file.tensors.values()))[:MOST_DRAFTERS]
     kv = caches(config)
     return sections | {
         "device": {
@@ -193,7 +203,7 @@ def describe_model(file: GGUFFile, config: ModelConfig | None) -> dict[str, Any]
 
 
 def family(config: ModelConfig) -> dict[str, Any]:
-    """Sizes of a model in the words of its configuration."""
+    """Return the sizes of a model by the names of its configuration."""
     rope = config.rope
     return {
         "architecture": config.architecture,
@@ -226,18 +236,18 @@ def windows(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def eight_bits(config: ModelConfig) -> dict[str, int]:
-    """How many matrices of layers `--precision` can have multiplied in int8 or fp8, of all that are not of experts."""
+    """Count the matrices of layers that `--precision` can multiply in int8 or fp8, and all of them without experts."""
     matrices = layer_matrices(config)
     return {"weights": sum(is_eligible(tensor.name, tensor.shape) for tensor in matrices), "matrices": len(matrices)}
 
 
 def experts(config: ModelConfig) -> dict[str, Any] | None:
-    """Sizes of a mixture of experts, and the parameters of all layers that a token is multiplied by."""
+    """Return the sizes of a mixture of experts, and the parameters that are active for a token."""
     if config.experts is None:
         return None
     return asdict(config.experts) | {"active_parameters": active_params(config)}
 
 
-def kernels(row: Held) -> str:
-    """How the device multiplies by a format: with kernels of its own, or as the one that it is re-packed to."""
+def kernels(row: DeviceFormat) -> str:
+    """Describe the kernels of a format on the device: native, or those of the format that it is re-packed to."""
     return ", ".join("native" if target == row.source else f"as {target}" for target in row.targets)

@@ -1,7 +1,7 @@
-"""Device memory that models take: weights as they are packed, keys and values by pages, states; and bounds of the rest.
+"""Device memory of models: packed weights, pages of keys and values, recurrent states; and bounds of the workspace.
 
-What is held is arithmetic: the very bytes that are reserved. What work takes besides is a bound fitted to recorded
-peaks of requests (``results/*/ttft.jsonl``), which lie below the sum, by a tenth at most.
+Weights, pages and states are computed exactly, as the bytes that are allocated. The workspace is a bound fitted to
+recorded peaks of requests (``results/*/ttft.jsonl``): they are below the sum, by a tenth at most.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 Stacks = tuple[tuple[int, ...], ...]  # bytes of every stack of experts, by layer
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-STREAMS = 16  # residual streams in float32 that the work on one chunk takes, at most
-SCRATCH = 640 << 20  # what is left over between stages: partial sums, graphs, pieces of free memory
+STREAMS = 16  # most residual streams in float32 that one chunk needs at a time
+SCRATCH = 640 << 20  # partial sums, graphs and fragmentation that remain between stages
 
 
 @dataclass
-class Held:
-    """Tensors of one format in a file, and what the device makes of them."""
+class DeviceFormat:
+    """Tensors of one format in a file, and their formats on the device."""
 
     source: str  # format in the file
-    targets: list[str]  # formats on the device, the first met first
-    tensors: int = 0  # tensors, source_bytes, nbytes: how many, and their bytes in the file and on the device
+    targets: list[str]  # formats on the device, in order of appearance
+    tensors: int = 0  # tensors, source_bytes, nbytes: count, bytes in the file, bytes on the device
     source_bytes: int = 0
     nbytes: int = 0
 
 
-def held_weights(
+def device_weights(
     config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1, depth: int | None = None
-) -> list[Held]:
-    """Return the weights that the device holds, one row per format of the file, the most bytes first; a head tied to
-    the embedding is held once more, packed. Of `gpus` that share it, `config` says what one has, but for the head, of
-    which a part is held; `depth`: layers without the head. KeyError: a tensor is missing; ModelError: a matrix has no
-    packed form."""
-    rows: dict[str, Held] = {}
+) -> list[DeviceFormat]:
+    """Compute the weights on the device, one row per format of the file, the most bytes first.
+
+    A head tied to the embedding is stored a second time, packed. With several `gpus`, `config` is the shard of one of
+    them; the head, which it has in full, is divided here. `depth`: count that many layers, without the head. KeyError:
+    a tensor is missing; ModelError: a matrix has no packed form."""
+    rows: dict[str, DeviceFormat] = {}
     tied = depth is None and HEAD not in formats
     for tensor in model_tensors(config, formats, depth):
         fmt = formats[tensor.name]
-        row = rows.setdefault(fmt.name, Held(fmt.name, []))
+        row = rows.setdefault(fmt.name, DeviceFormat(fmt.name, []))
         row.tensors += 1
         row.source_bytes += fmt.nbytes(tensor.shape)
         for target, nbytes in _places(tensor, fmt, tied, gpus):
@@ -67,13 +68,13 @@ def held_weights(
 
 
 def file_formats(file: GGUFFile) -> dict[str, BlockFormat]:
-    """Formats of a file's tensors by their names, but for those that are not known."""
+    """Return the known formats of a file's tensors by their names."""
     return {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if info.ggml_type in FORMATS}
 
 
 def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stacks:
-    """Bytes of every stack of experts on the device, by layer; none of a model without experts. Parameters and errors
-    as for `held_weights`."""
+    """Compute the bytes of every stack of experts on the device, by layer; empty without experts. Parameters and errors
+    as for `device_weights`."""
     if config.experts is None:
         return ()
     by_layer: list[list[int]] = [[] for _ in config.kinds]
@@ -85,21 +86,21 @@ def stack_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat]) -> Stac
 
 
 def streamed_bytes(config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int = 1) -> int:
-    """Bytes of the weights that a pass reads: those that are held but the table of embeddings, of which it reads rows.
-    Arguments and errors as for `held_weights`."""
+    """Compute the bytes of the weights that a pass reads: all but the embedding table, of which it reads single rows.
+    Arguments and errors as for `device_weights`."""
     table = device_format(formats[EMBEDDING], config.hidden, table=True).row_bytes(config.hidden)
-    return sum(row.nbytes for row in held_weights(config, formats, gpus)) - config.vocab * table
+    return sum(row.nbytes for row in device_weights(config, formats, gpus)) - config.vocab * table
 
 
 def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, gpus: int = 1) -> list[tuple[str, int]]:
-    """Format and bytes of each copy on one of so many devices."""
+    """Return format and bytes of each copy of a tensor on one of `gpus` devices."""
     if tensor.picked:
         parts = [replace(tensor, shape=shape, picked=()) for shape in tensor.parts]
         return [place for part in parts for place in _places(part, fmt, tied, gpus)]
     if tensor.kind not in ("matrix", "stack"):
         return [(F32.name, 4 * tensor.size)]
     copies, width = [], tensor.shape[-1]
-    rows = tensor.size // width  # of a stack one matrix under the other
+    rows = tensor.size // width  # the matrices of a stack follow each other
     if tensor.name == EMBEDDING:
         table = device_format(fmt, width, table=True)
         copies.append((table.name, rows * table.row_bytes(width)))
@@ -113,8 +114,8 @@ def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, gpus: int = 1) -> 
 
 
 def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
-    """Bytes of the keys and values of so many tokens that are read once, in whole pages, all attention layers: those
-    with a window keep what it reaches."""
+    """Compute the bytes of keys and values of `tokens` tokens in all attention layers, in whole pages. Layers with a
+    window only have the pages in its reach."""
     total, pages = 0, -(-tokens // PAGE_TOKENS)
     for layer in config.attention_layers:
         sizes, window = config.heads_of(layer), config.window_of(layer)
@@ -125,13 +126,13 @@ def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
 
 
 def widest(config: ModelConfig) -> tuple[int, int]:
-    """Values that a token has of queries, and of keys, in the attention layer where they are most."""
+    """Return the most values of a token's queries, and of its keys, over the attention layers."""
     sizes = config.head_sizes
     return max(s.heads * s.head_dim for s in sizes), max(s.kv_heads * s.head_dim for s in sizes)
 
 
 def state_bytes(config: ModelConfig) -> int:
-    """Bytes of all recurrent states, whatever the length of the text."""
+    """Compute the bytes of all recurrent states, which do not depend on the length of the text."""
     d = config.delta
     if d is None:
         return 0
@@ -139,13 +140,13 @@ def state_bytes(config: ModelConfig) -> int:
 
 
 def least_bytes(config: ModelConfig, weights: int, tokens: int, kv: str) -> int:
-    """Bytes that a model cannot do without to hold so many tokens: weights as they are held, states, keys, values."""
+    """Sum the bytes of weights, states, and keys and values of `tokens` tokens: the least that a model needs."""
     return weights + state_bytes(config) + kv_bytes(config, tokens, kv)
 
 
 def unpacked_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
-    """Bytes that a prefill over packed pages takes to unpack them to float16: keys and values of all tokens that it
-    reads, in whole pages, of the widest layer. Float16 pages are read as they are.
+    """Compute the bytes that a prefill needs to unpack quantised pages to float16: keys and values of all its tokens,
+    in whole pages, of the widest layer. Float16 pages need none.
 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> [unpacked_bytes(find_shape("qwen3.6-27b").config, 1000, kv) for kv in ("f16", "5bit")]
@@ -156,10 +157,10 @@ def unpacked_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     return 4 * widest(config)[1] * -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
 
-def reading_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16, kv: str = "f16") -> int:
-    """Bound of what a target's prefill of so many tokens takes beside weights, cache and states: streams of one chunk,
-    what its experts are given and give, keys and values of one layer in 16 bits, which are packed pages of `kv` where
-    they are unpacked, and what products in `precision` take."""
+def prefill_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16, kv: str = "f16") -> int:
+    """Bound the workspace of a target's prefill of `tokens` tokens: residual streams of one chunk, inputs and outputs
+    of its experts, keys and values of one layer in 16 bits (or its unpacked pages, if `kv` is quantised), and operands
+    of products in `precision`."""
     together = min(tokens, chunk_tokens("cuda", precision))
     streams = STREAMS * 4 * config.hidden * together
     experts = expert_bytes(config, together)
@@ -169,8 +170,8 @@ def reading_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16,
 
 
 def product_bytes(config: ModelConfig, tokens: int, precision: Math) -> int:
-    """Bytes that the largest product of a layer takes for its operands rounded to bytes; none in BF16. Gate and up of a
-    feed-forward are one product."""
+    """Compute the bytes of the 8-bit operands of a layer's largest product; 0 in BF16. Gate and up of a feed-forward
+    are one product."""
     if precision is Math.BF16 or tokens < ROUNDED_TOKENS:
         return 0
     shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
@@ -184,8 +185,8 @@ def layer_matrices(config: ModelConfig) -> list[TensorSpec]:
 
 
 def expert_bytes(config: ModelConfig, tokens: int) -> int:
-    """Bytes that experts of one layer take beside their weights: rows sorted by expert, each one's last block padded,
-    in 16 bits; and scales of gate and up as the portable kernels read them, of eight values a byte."""
+    """Compute the workspace of the experts of one layer: 16-bit rows sorted by expert, with each expert's last block
+    padded; and scales of gate and up as the portable kernels read them, eight values per byte."""
     e = config.experts
     if e is None:
         return 0
@@ -194,34 +195,35 @@ def expert_bytes(config: ModelConfig, tokens: int) -> int:
 
 
 def scoring_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16) -> int:
-    """Bound of what a drafter takes beside its weights to score so many tokens layer by layer: the prompt's stream in
-    float32, twice, its queries in 16 bits, three times, keys and values, four times; and what products in `precision`
-    take."""
+    """Bound the workspace of a drafter that scores `tokens` tokens layer by layer: two float32 residual streams of the
+    prompt, its queries three times in 16 bits, keys and values four times, and operands of products in `precision`."""
     q, kv = widest(config)
     rounded = product_bytes(config, min(tokens, chunk_on_device(config)), precision)
     return SCRATCH + rounded + tokens * (2 * 4 * config.hidden + 3 * 2 * q + 4 * 2 * 2 * kv)
 
 
 RESERVED = 32768
-"""Tokens of prompt and answer that work and cache have room for beside the weights: a prompt's length is not known when
-weights are placed, and they stay where they are."""
+"""Tokens of prompt and answer for which cache and workspace are reserved next to the weights: the length of a prompt is
+unknown when weights are placed, and they are not moved later."""
 
 
 @dataclass(frozen=True)
 class ColdPlacement:
-    """Where the weights of a mixture lie."""
+    """Placement of the weights of a mixture of experts."""
 
-    layers: tuple[int, ...]  # whose experts wait in host memory, ascending
-    host: int  # bytes of those
-    device: int  # bytes of all other weights, and of the room that experts are brought to
+    layers: tuple[int, ...]  # layers whose experts are offloaded, ascending
+    host: int  # bytes of offloaded experts
+    device: int  # bytes of all other weights, and of the ring into which experts are copied
 
 
 def cold_layers(
     config: ModelConfig, weights: int, stacks: Stacks, room: int, precision: Math = Math.BF16
 ) -> ColdPlacement:
-    """Choose as few offloaded layers as leave `room` for the work on `RESERVED` tokens, or all, evenly spaced,
-    so that a copy overlaps with the layers between two of them. `weights`: bytes of all, if none waits; `stacks`:
-    see `stack_bytes`."""
+    """Choose the layers whose experts are offloaded: as few as leave `room` for `RESERVED` tokens, or all.
+
+    They are evenly spaced, so that each copy overlaps with the layers before it. `weights`: bytes of all weights;
+    `stacks`: see `stack_bytes`.
+    """
     most, room_left = len(stacks), room - work_bytes(config, precision)
     for number in range(most + 1):
         placement = _placed(weights, stacks, spaced_layers(number, most))
@@ -233,21 +235,21 @@ def cold_layers(
 def cold_within(
     config: ModelConfig, formats: Mapping[str, BlockFormat], room: int | None, precision: str = Math.BF16
 ) -> tuple[int, ...]:
-    """Layers whose experts have to wait in host memory for a model to have room; none of one without experts. What
-    `auto` will choose is not known yet: int8 is assumed."""
+    """Return the layers whose experts must be offloaded for a model to fit in `room`; empty without experts. For the
+    precision `auto`, whose choice is not known before the weights are loaded, int8 is assumed."""
     if room is None or config.experts is None:
         return ()
     try:
-        weights = sum(row.nbytes for row in held_weights(config, formats))
-        reckoned = Math.INT8 if (requested := read_precision(precision, "precision")) == AUTO else Math(requested)
-        return cold_layers(config, weights, stack_bytes(config, formats), room, reckoned).layers
-    except (ModelError, KeyError):  # what is wrong or missing is for loading to say
+        weights = sum(row.nbytes for row in device_weights(config, formats))
+        assumed = Math.INT8 if (requested := read_precision(precision, "precision")) == AUTO else Math(requested)
+        return cold_layers(config, weights, stack_bytes(config, formats), room, assumed).layers
+    except (ModelError, KeyError):  # loading reports what is wrong or missing
         return ()
 
 
 def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> int | None:
-    """Bytes of device memory from which on a mixture runs because its experts wait. None of a model without experts,
-    and where the cache and the work of a request take more than was kept for them."""
+    """Compute the least device memory of a mixture with the experts of all layers offloaded. None for a model without
+    experts, and if cache and workspace of the request exceed what is reserved for them."""
     workspace = work_bytes(config)
     return (
         _placed(weights, stacks, tuple(range(len(stacks)))).device + workspace if stacks and work <= workspace else None
@@ -255,9 +257,9 @@ def least_cold(config: ModelConfig, weights: int, stacks: Stacks, work: int) -> 
 
 
 def work_bytes(config: ModelConfig, precision: Math = Math.BF16) -> int:
-    """Bytes that are kept for cache and work when weights are placed."""
+    """Compute the bytes that are reserved for cache and workspace when weights are placed."""
     tokens = min(RESERVED, config.context)
-    return state_bytes(config) + kv_bytes(config, tokens, "f16") + reading_bytes(config, tokens, precision)
+    return state_bytes(config) + kv_bytes(config, tokens, "f16") + prefill_bytes(config, tokens, precision)
 
 
 def spaced_layers(number: int, most: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Will it run? A verdict on a model file, for a GPU or the smallest that does, and a plan of what it takes."""
+"""Verdict if a model file runs on a GPU, or on which one, and a plan of the memory that it needs."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from sp.planning.gpus import (
     GPUS,
     KEEP,
     LARGEST_DRAFTER,
-    SPOKEN,
+    REPORTED_LENGTHS,
     Drafter,
     MemoryMode,
     best,
     caches,
     drafters_for,
     longest,
+    memory_modes,
     need,
     room,
-    scoring_way,
+    scoring_mode,
     smallest_gpu,
-    ways,
     weights_bytes,
 )
 from sp.planning.memory import ColdPlacement, cold_layers
 from sp.planning.subject import Depth, Subject, read_subject, whole
 
 COMMON = ("q8_0", "q6_k", "q5_k", "q4_k_m", "iq4_xs", "q3_k")
-"""File types that publishers of most models offer; those of fewer bits are held as Q8_0."""
+"""File types that publishers of most models offer; the device stores those of fewer bits as Q8_0."""
 USUAL = "q4_k_m"
-NEAR = 1.25  # how much larger than a file that cannot run the one may be that is proposed in its place
+NEAR = 1.25  # a proposed file may be larger than the one it replaces by this factor
 
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """Tells if a model file runs. `role`: what it is judged as: a small model is one that scores prompts for a larger
-    one."""
+    """Verdict if a model file runs. `role`: its assumed use; a small model is a drafter that scores prompts for a
+    larger one."""
 
     runs: Literal["yes", "with", "no"]
-    gpu: int | None = None  # GiB of the GPU that it is about; None where no GPU matters
-    tokens: int | None = None  # of prompt and answer
-    options: tuple[str, ...] = ()  # of `sp run`, with which it runs
-    why: str | None = None  # why it does not
-    instead: str | None = None  # what to take in its place
+    gpu: int | None = None  # GiB of the GPU; None if the verdict is independent of it
+    tokens: int | None = None  # length of prompt and answer
+    options: tuple[str, ...] = ()  # options of `sp run` that it needs
+    why: str | None = None  # why it does not run
+    instead: str | None = None  # proposal to use in its place
     role: Literal["target", "drafter"] = "target"
-    together: int = 1  # GPUs of that size that share it
-    window: int | None = None  # of a drafter whose window ends before `tokens`
-    beyond: str | None = None  # what such a drafter reads them with; see `scaled_by`
+    together: int = 1  # number of GPUs of that size that share it
+    window: int | None = None  # window of a drafter, if it is shorter than `tokens`
+    beyond: str | None = None  # RoPE scaling by which such a drafter reads them; see `scaled_by`
 
     @property
     def line(self) -> str:
-        """The verdict as one line.
+        """The verdict in one line.
 
         >>> RunVerdict("with", 24, 131072, ("--kv q4_0",)).line
         'yes, with --kv q4_0: 128K tokens on a GPU of 24 GB'
@@ -74,22 +74,22 @@ class RunVerdict:
             return f"no: {self.why}"
         on = "a GPU" if self.together == 1 else f"each of {self.together} GPUs"
         tokens = self.tokens or 0
-        length = f"{spoken(tokens)} tokens"
+        length = f"{format_tokens(tokens)} tokens"
         if self.window is not None:
-            length = f"{spoken(self.window)} tokens, or {spoken(tokens)} with {self.beyond},"
+            length = f"{format_tokens(self.window)} tokens, or {format_tokens(tokens)} with {self.beyond},"
         where = "" if self.gpu is None else f": {length} on {on} of {self.gpu} GB"
         qualifiers = ", as a drafter" if self.role == "drafter" else ""
         qualifiers += f", with {' '.join(self.options)}" if self.options else ""
         return f"yes{qualifiers}{where}"
 
 
-def spoken(tokens: int) -> str:
-    """A length in binary thousands, or as it is."""
+def format_tokens(tokens: int) -> str:
+    """Format a length in binary thousands if it is a multiple of them, else as a plain number."""
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
 def scaled_by(config: ModelConfig, tokens: int) -> str:
-    """Return what lets a drafter read `tokens` beyond its window: YaRN by itself, or an option where it takes none.
+    """Return the RoPE scaling by which a drafter reads `tokens` beyond its window: automatic YaRN, or an option for it.
 
     >>> from sp.models.synthetic.shapes import find_shape
     >>> [scaled_by(find_shape(name).config, 1 << 20) for name in ("qwen3-0.6b", "qwen3.6-27b")]
@@ -101,15 +101,19 @@ def scaled_by(config: ModelConfig, tokens: int) -> str:
 
 
 def proposed_drafter(target: Subject) -> Drafter | None:
-    """The published model to score for a target; None where none is small enough, or it is of that size itself."""
+    """Propose a published model to score for a target; None if the target is of a drafter's size, or none is
+    smaller."""
     if target.config is None or target.parameters <= LARGEST_DRAFTER:
         return None
     return next(iter(drafters_for(target.config, target.parameters)), None)
 
 
 def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int, keep: float = KEEP) -> RunVerdict:
-    """The verdict, with who scores prompts (None: they are read in full), on a GPU of so many GiB, or the smallest of
-    `GPUS` that does, for `tokens` of prompt and answer, of which a share `keep` is read."""
+    """Judge if a target runs, with a drafter or (None) with full prefill.
+
+    `gpu`: GiB of the GPU, by default the smallest of `GPUS` that is enough; `tokens`: length of prompt and answer;
+    `keep`: share of the prompt that the target reads.
+    """
     if target.stopped is not None:
         return RunVerdict("no", why=target.stopped.line, instead=_replacement(target, gpu, tokens))
     config, weights = target.config, target.weights
@@ -119,22 +123,23 @@ def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int
         "drafter" if drafter is None and target.parameters <= LARGEST_DRAFTER else "target"
     )
     if role == "drafter":
-        candidates = [] if target.reader is None else [scoring_way(target.reader, tokens)]
+        candidates = [] if target.scoring_model is None else [scoring_mode(target.scoring_model, tokens)]
     else:
-        candidates = list(ways(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
+        candidates = list(memory_modes(config, weights, drafter, tokens, keep, target.stacks, alone=target.alone))
     if not candidates:
-        why = f"{spoken(tokens)} tokens are more than the window of {config.context}, and no drafter compresses them"
+        length = format_tokens(tokens)
+        why = f"{length} tokens are more than the window of {config.context}, and no drafter compresses them"
         return RunVerdict("no", gpu, tokens, why=why)
     where = gpu or smallest_gpu(candidates)
-    way = best(candidates, where) if where else None
-    if where is None or way is None:
+    mode = best(candidates, where) if where else None
+    if where is None or mode is None:
         least, most = min(candidate.nbytes for candidate in candidates), gpu or GPUS[-1]
         shared = "" if target.alone else f" on each of {target.gpus} GPUs"
-        demand = f"{spoken(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
+        demand = f"{format_tokens(tokens)} tokens take {least / 2**30:.1f} GiB{shared}"
         why = f"{demand}, and a GPU of {most} GB has {room(most) >> 30}"
         instead = _instead_of(target, drafter, most, tokens, keep) if role == "target" else None
         return RunVerdict("no", most, tokens, why=why, instead=instead, role=role, together=target.gpus)
-    options = way.options(where)
+    options = mode.options(where)
     window = config.context if role == "drafter" and config.context < tokens else None
     return RunVerdict(
         "with" if options else "yes",
@@ -149,17 +154,18 @@ def judge(target: Subject, drafter: Drafter | None, gpu: int | None, tokens: int
 
 
 def _instead_of(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, keep: float) -> str | None:
-    """Propose what fits in the memory: a shorter prompt, the same model in fewer bits, or a smaller one."""
+    """Propose alternatives that fit in the memory: a shorter prompt, the same model in fewer bits, or a smaller
+    model."""
     assert target.config is not None
     assert target.weights is not None
     longest_fit = longest(target.config, target.weights, drafter, gpu, keep, target.stacks, target.alone)
-    shorter = [f"a prompt of up to {spoken(longest_fit[0])}"] if longest_fit and longest_fit[0] < tokens else []
+    shorter = [f"a prompt of up to {format_tokens(longest_fit[0])}"] if longest_fit and longest_fit[0] < tokens else []
     others = [*shorter, *_narrower(target, drafter, gpu, tokens, keep)]
     return ", or ".join(others or (_published_for(gpu, tokens) if target.alone else ["more GPUs"])) or None
 
 
 def _replacement(target: Subject, gpu: int | None, tokens: int) -> str | None:
-    """Propose a file in place of one that does not run; None if its own line does."""
+    """Propose a file in place of one that does not run; None if the message of its hindrance already does."""
     if target.draft or not target.names:
         return None
     if target.config is None:
@@ -170,12 +176,14 @@ def _replacement(target: Subject, gpu: int | None, tokens: int) -> str | None:
 
 
 def _narrower(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, keep: float) -> list[str]:
-    """The same model in the common file type of the most bits that fits."""
+    """Propose the same model in the common file type with the most bits that fits."""
     sizes = {name: target.weights_as(name) for name in COMMON}
     assert target.config is not None
     for name, nbytes in sorted(sizes.items(), key=lambda item: -(item[1] or 0)):
         candidates = (
-            [] if nbytes is None else list(ways(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
+            []
+            if nbytes is None
+            else list(memory_modes(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
         )
         if nbytes is not None and best(candidates, gpu):
             on = "the GPU" if target.alone else "each GPU"
@@ -184,12 +192,12 @@ def _narrower(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, k
 
 
 def _published_for(gpu: int | None, tokens: int, most: int | None = None) -> list[str]:
-    """The largest published model that runs on a GPU, of a file of at most so many bytes."""
+    """Propose the largest published model that runs on a GPU, with a file of at most `most` bytes."""
     for name, nbytes, size in _published():
         shape = find_shape(name)
         config, elements = shape.config, sum(tensor.size for tensor in shape.tensors())
         drafter = next(iter(drafters_for(config, elements)), None) if elements > LARGEST_DRAFTER else None
-        fits = gpu is None or best(list(ways(config, nbytes, drafter, tokens)), gpu)
+        fits = gpu is None or best(list(memory_modes(config, nbytes, drafter, tokens)), gpu)
         if fits and (most is None or size <= most):
             return [f"a file of {name} as {USUAL.upper()} ({size / 1e9:.1f} GB)"]
     return []
@@ -197,7 +205,7 @@ def _published_for(gpu: int | None, tokens: int, most: int | None = None) -> lis
 
 @cache
 def _published() -> tuple[tuple[str, int, int], ...]:
-    """Name, bytes on the device and bytes of the file of every published shape a GPU runs, the largest first."""
+    """List (name, bytes on the device, bytes of the file) of all published shapes, the largest first."""
     shapes = []
     for name in list_shapes():
         shape = find_shape(name)
@@ -213,20 +221,20 @@ ASK = '--prompt-file TEXT.txt --question "..."'
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A verdict and what it rests on."""
+    """A verdict with the models and assumptions that it is based on."""
 
     target: Subject
     drafter: Drafter | None
     scorer: Subject | None  # the drafter's file, if one was given; else the drafter is a published shape
-    gpu: int | None  # GiB, as asked for
-    tokens: int  # of prompt and answer, as asked for
+    gpu: int | None  # GiB, as requested
+    tokens: int  # requested length of prompt and answer
     verdict: RunVerdict
     keep: float  # share of the prompt that the target reads after the drafter has scored it
-    lengths: tuple[int, ...]  # of prompt and answer, that memory is told of
+    lengths: tuple[int, ...]  # lengths of prompt and answer for which memory is reported
 
     @property
     def sizes(self) -> tuple[ModelConfig, int] | None:
-        """The target's configuration and bytes on the device; None where no GPU runs it."""
+        """The target's configuration and bytes on the device; None if no GPU runs it."""
         config_weights = self.target.config, self.target.weights
         if self.target.stopped or not self.target.on_device or config_weights[0] is None or config_weights[1] is None:
             return None
@@ -234,8 +242,8 @@ class ModelPlan:
 
     @property
     def vocabulary(self) -> str | None:
-        """How the drafter's words are to the target's: ``same``, ``as large`` (of a shape, which names none) or
-        ``other``, which only means that scores are carried over by bytes of the text."""
+        """The drafter's vocabulary compared with the target's: ``same``, ``as large`` (for shapes, which have no words)
+        or ``other``; then scores are aligned by bytes of the text."""
         if self.drafter is None or self.target.vocabulary is None:
             return None
         if self.scorer is not None:
@@ -245,7 +253,7 @@ class ModelPlan:
 
     @property
     def command(self) -> str | None:
-        """The command that runs it; None if it does not run."""
+        """The command that runs the model; None if it does not run."""
         if self.target.draft and not self.target.refused:
             return f"sp run --target MODEL.gguf --decode ddtree --speculator {_name(self.target)}"
         if self.verdict.runs == "no" or self.target.shape is not None:
@@ -257,19 +265,19 @@ class ModelPlan:
         return f"sp run --target {_name(self.target)} --drafter {other}{options} {ASK}"
 
     def _uncompared(self) -> tuple[str, ...]:
-        """The option that leaves out the full prefill beside the answer, where the GPU has no room for that."""
+        """Return the option that omits the full prefill for comparison, if the GPU has no room for it."""
         gpu = self.verdict.gpu
         if self.drafter is None or self.sizes is None or gpu is None or self.tokens > self.sizes[0].context:
             return ()
-        way = best(self._ways(self.drafter), gpu)
-        full = [candidate for candidate in self._ways(None) if way is not None and candidate.kv == way.kv]
+        mode = best(self._modes(self.drafter), gpu)
+        full = [candidate for candidate in self._modes(None) if mode is not None and candidate.kv == mode.kv]
         return () if best(full, gpu) else ("--no-full",)
 
-    def _ways(self, drafter: Drafter | None) -> list[MemoryMode]:
+    def _modes(self, drafter: Drafter | None) -> list[MemoryMode]:
         if self.sizes is None:
             return []
         alone = self.target.alone
-        return list(ways(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks, alone=alone))
+        return list(memory_modes(*self.sizes, drafter, self.tokens, self.keep, self.target.stacks, alone=alone))
 
     @property
     def cold(self) -> ColdPlacement | None:
@@ -281,8 +289,8 @@ class ModelPlan:
         return placement if placement.layers else None
 
     def memory(self) -> Iterator[dict[str, Any]]:
-        """Bytes on the GPU, or each of several, by type of cache and length: in full, and with the drafter, both there
-        or by turns. Of a small model also what it takes to score a prompt for another."""
+        """Yield bytes on the GPU, or on each of several, by cache type and length: for a full prefill, and with the
+        drafter, with both resident or by turns. For a small model also those of scoring a prompt."""
         if self.sizes is None:
             return
         (config, weights), stacks = self.sizes, self.target.stacks
@@ -303,22 +311,22 @@ class ModelPlan:
                     "cold": pair and pair.cold,
                 }
         if self.verdict.role == "drafter":
-            assert self.target.reader is not None
+            assert self.target.scoring_model is not None
             for tokens in self.lengths:
-                yield {"kv": None, "tokens": tokens, "scoring": scoring_way(self.target.reader, tokens).nbytes}
+                yield {"kv": None, "tokens": tokens, "scoring": scoring_mode(self.target.scoring_model, tokens).nbytes}
 
     def gpus(self) -> Iterator[dict[str, Any]]:
-        """For every GPU the way of what was asked for, and the longest of `SPOKEN` that it has a way for. None of
-        drafters, which take as much of any GPU as their target leaves."""
+        """Yield for every GPU the memory mode of the requested length, and the longest of `REPORTED_LENGTHS` that fits.
+        Nothing for drafters, since they use the memory that their target leaves."""
         if self.sizes is None or self.verdict.role == "drafter":
             return
-        candidates = self._ways(self.drafter)
+        candidates = self._modes(self.drafter)
         for gpu in sorted({*GPUS, *((self.gpu,) if self.gpu else ())}):
             most = longest(*self.sizes, self.drafter, gpu, self.keep, self.target.stacks, self.target.alone)
             yield {
                 "card": gpu,
-                "way": _told(best(candidates, gpu), gpu),
-                "longest": most and {"tokens": most[0], **(_told(most[1], gpu) or {})},
+                "way": _mode_facts(best(candidates, gpu), gpu),
+                "longest": most and {"tokens": most[0], **(_mode_facts(most[1], gpu) or {})},
             }
 
     def notes(self) -> Iterator[str]:
@@ -326,15 +334,16 @@ class ModelPlan:
         yield from (hindrance.line for hindrance in self.target.hindrances if not hindrance.stops)
         if self.drafter is not None and (window := self.drafter.config.context) < self.tokens:
             scaled = scaled_by(self.drafter.config, self.tokens)
-            need = f"need {scaled}" if scaled.startswith("--") else f"are read with {scaled}"
-            yield f"{self.drafter.name} has a window of {spoken(window)} tokens; {spoken(self.tokens)} {need}"
+            remedy = f"need {scaled}" if scaled.startswith("--") else f"are read with {scaled}"
+            lengths = f"{format_tokens(window)} tokens; {format_tokens(self.tokens)}"
+            yield f"{self.drafter.name} has a window of {lengths} {remedy}"
 
-    def told_verdict(self) -> dict[str, Any]:
-        """JSON-able."""
+    def verdict_facts(self) -> dict[str, Any]:
+        """Return the verdict as JSON values."""
         return recorded(asdict(self.verdict)) | {"options": list(self.verdict.options), "line": self.verdict.line}
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; sizes in bytes."""
+        """Return the plan as JSON values; sizes are in bytes."""
         drafter = None if self.drafter is None else {
             "name": self.drafter.name,
             "file": None if self.scorer is None else self.scorer.path,
@@ -347,7 +356,7 @@ class ModelPlan:
         small = self.target.config if self.verdict.role == "drafter" else None
         return {
             "path": self.target.path,
-            "verdict": self.told_verdict(),
+            "verdict": self.verdict_facts(),
             "tokens": self.tokens,
             "shared_by": self.target.gpus,
             "answer_tokens": ANSWER,
@@ -379,9 +388,9 @@ def make_plan(
     keep: float = KEEP,
     lengths: Iterable[int] = (),
 ) -> ModelPlan:
-    """A plan for a target and the drafter that was given, or one that is published; of `SPOKEN` if no lengths are."""
-    drafter = proposed_drafter(target) if scorer is None else _given(scorer)
-    reported_lengths = tuple(sorted({*(lengths or SPOKEN), tokens}))
+    """Plan for a target and a drafter, by default a published one; `lengths` are `REPORTED_LENGTHS` by default."""
+    drafter = proposed_drafter(target) if scorer is None else _as_drafter(scorer)
+    reported_lengths = tuple(sorted({*(lengths or REPORTED_LENGTHS), tokens}))
     return ModelPlan(
         target, drafter, scorer, gpu, tokens, judge(target, drafter, gpu, tokens, keep), keep, reported_lengths
     )
@@ -394,27 +403,29 @@ def read_file(path: str | Path, gpus: int = 1, depth: Depth = whole) -> Subject:
 
 
 def plan_file(
-    path: str | Path, drafter: str | Path | None = None, *, gpu: int | None = None, tokens: int = SPOKEN[-1]
+    path: str | Path, drafter: str | Path | None = None, *, gpu: int | None = None, tokens: int = REPORTED_LENGTHS[-1]
 ) -> ModelPlan:
-    """Plan by the headers of files alone: a target, what scores prompts for it (a small published model if left out),
-    GiB of the GPU (the smallest that does), and tokens of prompt and answer, of which the answer takes `ANSWER`.
-    GGUFError: a file is not sound; ModelError: the drafter is none that could score."""
+    """Plan from the headers of files alone.
+
+    `path`: the target; `drafter`: by default a small published model; `gpu`: GiB, by default of the smallest GPU that
+    is enough; `tokens`: length of prompt and answer, `ANSWER` of which are the answer's. GGUFError: a file is damaged;
+    ModelError: the drafter cannot score."""
     return make_plan(read_file(path), None if drafter is None else read_file(drafter), gpu, tokens)
 
 
-def _given(scorer: Subject) -> Drafter:
-    """A file as a drafter; ModelError if it is none that a GPU runs."""
+def _as_drafter(scorer: Subject) -> Drafter:
+    """Return a file as a drafter; ModelError if no GPU runs it."""
     if scorer.stopped is not None:
         raise ModelError(f"{scorer.path}: {scorer.stopped.line}")
-    if not scorer.on_device or scorer.reader is None:
-        raise ModelError(f"{scorer.path}: runs on the CPU alone, so no GPU has to hold it; leave it out")
-    return scorer.reader
+    if not scorer.on_device or scorer.scoring_model is None:
+        raise ModelError(f"{scorer.path}: runs on the CPU only and takes no GPU memory; omit it")
+    return scorer.scoring_model
 
 
-def _told(way: MemoryMode | None, gpu: int) -> dict[str, Any] | None:
-    if way is None:
+def _mode_facts(mode: MemoryMode | None, gpu: int) -> dict[str, Any] | None:
+    if mode is None:
         return None
-    return {"kv": way.kv, "by_turns": way.by_turns, "bytes": way.nbytes, "options": list(way.options(gpu))}
+    return {"kv": mode.kv, "by_turns": mode.by_turns, "bytes": mode.nbytes, "options": list(mode.options(gpu))}
 
 
 def _name(subject: Subject) -> str:

@@ -15,13 +15,13 @@ from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedPreci
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.planning.gpus import ANSWER, GPUSpec, MemoryMode, best, need, room, ways
+from sp.planning.gpus import ANSWER, GPUSpec, MemoryMode, best, memory_modes, need, room
 from sp.planning.gpus import Path as KernelPath
 from sp.planning.memory import kv_bytes, layer_matrices, state_bytes, streamed_bytes, widest
 from sp.planning.plan import ModelPlan
 from sp.quant import Math
 
-ERROR = 0.3  # of a prediction, as it is stated
+ERROR = 0.3  # stated relative error of predictions
 EFFICIENCY = {
     "product": 0.70,
     "product int8": 0.55,
@@ -30,34 +30,36 @@ EFFICIENCY = {
     "memory": 0.75,
     "exchange": 0.80,
 }
-"""Share of the peak, of the bandwidth or of the link that a kind of work reaches: round numbers, chosen by a look at
-records of H200 and H100. Recurrent layers count among products, the choice of blocks as attention in BF16."""
+"""Share of the peak, the bandwidth or the link that a kind of work reaches: round numbers, chosen from records of H200
+and H100. Recurrent layers count as products, the selection of key blocks as attention in BF16."""
 LAUNCH_S, LAUNCHES = 20e-6, 12
-"""Seconds that the host takes for a launch, or GPUs for the latency of an exchange; and launches of a layer that are
-waited for, twice as many where a drafter's inputs are rounded: later chunks find theirs queued."""
+"""Seconds of a launch on the host, or of the latency of an exchange between GPUs; and launches per layer that delay the
+GPU (twice as many if a drafter's inputs are quantised). Those of later chunks are queued in time."""
 STREAM_BYTES = 28
-"""Of a layer for a value of the residual stream: two norms read float32 and write bf16, two sums do both in float32."""
-TOKEN_S = 2.6e-7  # seconds of the host for every token of a prompt, whose text is cut up
+"""Bytes of traffic per layer and value of the residual stream: two norms read float32 and write bf16, two sums read and
+write float32."""
+TOKEN_S = 2.6e-7  # host seconds per prompt token for tokenising
 
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A model as far as time goes; of one that GPUs share, what one of them has."""
+    """Properties of a model that decide its time; for several GPUs, those of the shard of one of them."""
 
     config: ModelConfig
-    nbytes: int  # of the weights that a pass reads, see `streamed_bytes`
-    int8: float = 0.0  # share of the products that are made in int8 where a prompt is read
-    int8_attention: bool = False  # whether attention is, too
+    nbytes: int  # bytes of the weights that a pass reads, see `streamed_bytes`
+    int8: float = 0.0  # share of a prefill's products in int8
+    int8_attention: bool = False  # True if attention is in int8, too
 
     @classmethod
     def of_shape(cls, name: str, file_type: str) -> TimedModel:
-        """A named shape in a file type; ConfigError where either is unknown."""
+        """Describe a named shape in a file type; ConfigError if either is unknown."""
         shape = find_shape(name)
         formats = {tensor: fmt for tensor, _, fmt in shape.plan(file_type)}
         return cls(shape.config, streamed_bytes(shape.config, formats))
 
     def multiplied_in(self, precision: AskedPrecision, gpu: GPUSpec, path: KernelPath | None = None) -> TimedModel:
-        """With products in `precision`, by the kernels of a path; ``auto`` is reckoned without a look at weights."""
+        """Return the model with products in `precision` by the kernels of a path; ``auto`` is estimated without
+        weights."""
         if precision == Math.BF16:
             return self
         path, auto = path or gpu.path, precision == AUTO
@@ -77,7 +79,8 @@ class TimedModel:
 
 
 class CompressedTimes(NamedTuple):
-    """Seconds of a compressed request: the scoring, the target's prefill of what is kept, and to the first token."""
+    """Seconds of a compressed request: scoring, the target's prefill of the selected tokens, and time to first
+    token."""
 
     score_s: float
     prefill_s: float
@@ -86,13 +89,13 @@ class CompressedTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Predicts for one GPU, or several of a kind that are linked. `gpus`, `target_gpus`: that read a prompt together
-    for the drafter, and that share the target, whose `TimedModel` is then one's share."""
+    """Predicts times of one GPU, or of several linked ones of a kind. `gpus`: GPUs that read a prompt together for the
+    drafter; `target_gpus`: GPUs that share the target, whose `TimedModel` is then the shard of one."""
 
     gpu: GPUSpec
     gpus: int = 1
     target_gpus: int = 1
-    forced: KernelPath | None = None  # kernels, if not those that the GPU runs by itself
+    forced: KernelPath | None = None  # kernel path in place of the GPU's own
 
     @property
     def alone(self) -> bool:
@@ -100,13 +103,13 @@ class Roofline:
         return self.gpus == self.target_gpus == 1
 
     def prefill_s(self, model: TimedModel, tokens: int) -> float:
-        """In which a target reads so many tokens."""
+        """Predict the seconds of a target's prefill of `tokens` tokens."""
         launches = LAUNCHES * model.config.layers
         return self._work_s(model, tokens) + LAUNCH_S * launches + self._sums_s(model, tokens)
 
     def score_s(self, drafter: TimedModel, tokens: int, density: float | None = None) -> float:
-        """In which a drafter scores a prompt whose attention reads that share of the causal blocks; all for None. The
-        host queues the launches of one GPU after those of the other, which gather all keys and values."""
+        """Predict the seconds of scoring a prompt with attention that reads a share `density` of the causal blocks; all
+        for None. The host queues the launches of the GPUs one after the other, and they gather all keys and values."""
         c, rounds = drafter.config, bool(drafter.int8 or drafter.int8_attention)
         launches = LAUNCHES * (1 + rounds) * c.layers * self.gpus
         gathered = 4 * tokens * widest(c)[1] * (self.gpus - 1) / self.gpus
@@ -168,7 +171,7 @@ class Roofline:
 
 
 Density = Callable[[int], float | None]
-"""Of a prompt of so many tokens the share of causal blocks that a drafter is expected to read; None for all."""
+"""Function from prompt tokens to the expected share of causal blocks that a drafter reads; None for all."""
 
 
 def predicted_times(
@@ -179,11 +182,12 @@ def predicted_times(
     drafter_precision: AskedPrecision = Math.BF16,
     gpus: int = 1,
 ) -> list[dict[str, Any]]:
-    """Predicted seconds of a plan's requests, one dict a length: ``tokens`` (prompt and answer), ``full_s`` (first
-    token in full), ``score_s``, ``prefill_s``, ``ttft_s`` of a compressed request, ``decode_tok_s`` after the prompt as
-    it is read; None where the GPU has no room, or there is no drafter. None at all of mixtures, of models that no GPU
-    runs, and of several GPUs that are not linked. `gpus` read together for the drafter; ConfigError where they
-    cannot."""
+    """Predict the times of a plan's requests, one dict per length.
+
+    ``tokens``: length of prompt and answer; ``full_s``: seconds to the first token of a full prefill; ``score_s``,
+    ``prefill_s``, ``ttft_s``: seconds of a compressed request; ``decode_tok_s``: tokens per second of decoding. Values
+    are None if the GPU has no room. The list is empty for mixtures of experts, models that no GPU runs, and several
+    GPUs without links. `gpus` read together for the drafter; ConfigError if they cannot."""
     if plan.sizes is None or plan.target.streamed is None or plan.verdict.role == "drafter":
         return []
     if max(gpus, plan.target.gpus) > 1 and not gpu.link:
@@ -197,14 +201,15 @@ def predicted_times(
     target = TimedModel(config, plan.target.streamed).multiplied_in(precision, gpu)
     made_in = Math.INT8 if target.int8 else Math.BF16
 
-    def way(tokens: int, compressed: bool) -> MemoryMode | None:
+    def mode(tokens: int, compressed: bool) -> MemoryMode | None:
         scorer = drafter if compressed else None
         return best(
-            list(ways(config, weights, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)), gpu.gib
+            list(memory_modes(config, weights, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)),
+            gpu.gib,
         )
 
     def full(tokens: int) -> dict[str, float | None]:
-        if (fits := way(tokens, False)) is None:
+        if (fits := mode(tokens, False)) is None:
             return {"full_s": None, "decode_tok_s": None}
         prompt = tokens - ANSWER
         return {"full_s": roofline.full_s(target, prompt), "decode_tok_s": 1 / roofline.step_s(target, prompt, fits.kv)}
@@ -212,15 +217,15 @@ def predicted_times(
     def compressed(tokens: int) -> dict[str, float | None]:
         if drafter is None:
             return {}
-        if (fits := way(tokens, True)) is None:
+        if (fits := mode(tokens, True)) is None:
             return dict.fromkeys(("score_s", "prefill_s", "ttft_s", "decode_tok_s"))
-        prompt, reader = tokens - ANSWER, TimedModel(drafter.config, drafter.weights)
+        prompt, scoring_model = tokens - ANSWER, TimedModel(drafter.config, drafter.weights)
         moved = 0
-        if fits.by_turns:  # what waits in host memory while the drafter is at work comes back
+        if fits.by_turns:  # weights offloaded while the drafter works are onloaded again
             together = need(config, weights, drafter, prompt, fits.kv, plan.keep, precision=made_in).together
             moved = max(0, together - room(gpu.gib))
         times = roofline.compressed(
-            target, reader.multiplied_in(drafter_precision, gpu), prompt, plan.keep, density(prompt), moved
+            target, scoring_model.multiplied_in(drafter_precision, gpu), prompt, plan.keep, density(prompt), moved
         )
         step = roofline.step_s(target, max(1, int(plan.keep * prompt)), fits.kv)
         return {**times._asdict(), "decode_tok_s": 1 / step}

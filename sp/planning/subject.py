@@ -31,18 +31,18 @@ from sp.planning.gpus import LARGEST_DRAFTER, Drafter, weights_bytes
 from sp.planning.memory import Stacks, file_formats, stack_bytes, streamed_bytes
 from sp.quant import FORMATS, BlockFormat
 
-KNOWN_TYPE = 100  # characters of a name in a line
+MOST_NAME_CHARACTERS = 100  # of a tensor's name in a message
 
 
 @dataclass(frozen=True)
 class Hindrance:
-    """One thing that stands in the way. `of_format`: whether it lies in how numbers are written, so that another file
-    of the same model may run."""
+    """A reason why a model file does not run, or a warning about it. `of_format`: True if it is the number format, so
+    that another file of the same model may run."""
 
-    line: str  # what it is and what to do, without the file's name
-    stops: bool = True  # whether the model does not run for it
+    line: str  # message with what to do, without the file's name
+    stops: bool = True  # False for a warning
     of_format: bool = False
-    usable: bool = False  # whether the file is of use all the same, as a draft is beside its target
+    usable: bool = False  # True if the file has another use, as a draft model next to its target
 
 
 def is_draft(file: GGUFFile) -> bool:
@@ -51,11 +51,11 @@ def is_draft(file: GGUFFile) -> bool:
 
 
 def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
-    """Yield what in tensors and keys keeps a model from running: every unknown format, and the first other problem."""
+    """Yield the hindrances in tensors and keys: every unknown format, and the first other problem."""
     unknown = Counter(info.type_name for info in file.tensors.values() if info.ggml_type not in FORMATS)
     for name, count in unknown.items():
         example = next(tensor for tensor, info in file.tensors.items() if info.type_name == name)
-        example = values.shown(example, KNOWN_TYPE).strip("'")
+        example = values.shown(example, MOST_NAME_CHARACTERS).strip("'")
         yield Hindrance(f"{count} tensor(s) of type {name}, which sp cannot decode, e.g. {example}", of_format=True)
     if not file.tensors:
         yield Hindrance("no tensors: a vocabulary only, or metadata only")
@@ -76,7 +76,7 @@ def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
 
 
 def _incomplete(file: GGUFFile, architecture: str) -> Iterator[Hindrance]:
-    """Keys and tensors that are not there, and blocks that are left out."""
+    """Yield the hindrances of missing keys and tensors, and of skipped blocks."""
     for key, consequence in (
         ("context_length", "the longest prompt is unknown"), ("block_count", "this is no complete model")
     ):  # fmt: skip
@@ -98,9 +98,9 @@ def _incomplete(file: GGUFFile, architecture: str) -> Iterator[Hindrance]:
     store.finish(find_architecture(architecture).config_tensors)
 
 
-def of_vocabulary(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[Hindrance]:
-    """The same of the vocabulary; `problem` is why there is none."""
-    if is_draft(file):  # words and template are its target's
+def vocabulary_hindrances(file: GGUFFile, vocabulary: Vocabulary | None, problem: str | None) -> Iterator[Hindrance]:
+    """Yield the hindrances of the vocabulary; `problem` is why it is None."""
+    if is_draft(file):  # it uses the vocabulary and template of its target
         return
     if vocabulary is None:
         yield Hindrance(f"no usable tokenizer: {problem}")
@@ -122,29 +122,29 @@ Depth = Callable[[Path, ModelConfig], int | None]
 
 
 def whole(path: Path, config: ModelConfig) -> int | None:
-    """All layers, and the head."""
+    """Load all layers, and the head."""
     return None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model file as far as its header goes; for several GPUs that share it, as one of them has it. `stacks`: bytes
-    of its experts on the device, by layer; none of a model without them, or that GPUs share."""
+    """A model file as described by its header; with several GPUs, the shard of one of them. `stacks`: bytes of its
+    experts on the device, by layer; empty without experts, or for several GPUs."""
 
     path: str
-    nbytes: int  # nbytes, parameters: of all shards
+    nbytes: int  # nbytes, parameters: sums over all files of the model
     parameters: int
     draft: bool  # True for a draft model of speculative decoding, which does not run by itself
     hindrances: tuple[Hindrance, ...]
-    vocabulary: Vocabulary | None  # if it has one that can be used
-    config: ModelConfig | None  # if its metadata describe a model
-    weights: int | None  # bytes on the device; None where the device has no form of a matrix, or a tensor is missing
-    names: tuple[str, ...]  # of all tensors
-    streamed: int | None = None  # bytes of the weights that a pass reads, see `streamed_bytes`; None where `weights` is
-    shape: str | None = None  # of a named shape, which is no file
+    vocabulary: Vocabulary | None  # None if it has no usable one
+    config: ModelConfig | None  # None if its metadata describe no model
+    weights: int | None  # bytes on the device; None if a tensor is missing or cannot be packed
+    names: tuple[str, ...]  # names of all tensors
+    streamed: int | None = None  # bytes of the weights that a pass reads, see `streamed_bytes`; None if `weights` is
+    shape: str | None = None  # name of a shape, if there is no file
     stacks: Stacks = ()
-    gpus: int = 1  # that share it. Configuration and bytes on the device are those of one of them
-    formats: Mapping[str, BlockFormat] = field(default_factory=dict)  # of its tensors, by name
+    gpus: int = 1  # GPUs that share it; `config` and device bytes are those of one of them
+    formats: Mapping[str, BlockFormat] = field(default_factory=dict)  # formats by tensor name
     depth: Depth = whole  # see `read_subject`
 
     @property
@@ -154,12 +154,12 @@ class Subject:
 
     @property
     def stopped(self) -> Hindrance | None:
-        """The first thing that keeps it from running anywhere."""
+        """The first hindrance that keeps it from running anywhere."""
         return next((hindrance for hindrance in self.hindrances if hindrance.stops), None)
 
     @property
     def refused(self) -> Hindrance | None:
-        """The first thing for which no command takes it."""
+        """The first hindrance for which no command accepts the file."""
         return next((hindrance for hindrance in self.hindrances if hindrance.stops and not hindrance.usable), None)
 
     @property
@@ -173,15 +173,15 @@ class Subject:
 
     @cached_property
     def text_tokens(self) -> int | None:
-        """Ordinary tokens before the first special one: what shapes of one vocabulary have in common."""
+        """Number of ordinary tokens before the first special one, which is equal for shapes of one vocabulary."""
         if self.vocabulary is None:
             return None
         types = self.vocabulary.types
         return next((i for i, kind in enumerate(types) if kind != NORMAL), len(types))
 
     @cached_property
-    def reader(self) -> Drafter | None:
-        """The part that is loaded to score for another model; None if the device has no form of it.
+    def scoring_model(self) -> Drafter | None:
+        """The part that is loaded to score for another model; None if the device cannot store it.
 
         Its depth may depend on the file's hash, which takes a while to compute once.
         """
@@ -191,14 +191,18 @@ class Subject:
         return Drafter.of(Path(self.path).name, self.config, self.formats, depth, self.gpus)
 
     def as_drafter(self, tokens: int | None = None) -> str:
-        """How it reads prompts that it scores, of so many tokens, in a line; it has a configuration."""
+        """Describe in one line how it reads prompts of `tokens` tokens as a drafter. `config` must not be None."""
         assert self.config is not None
         window = describe_window(self.config, tokens)
-        reader = self.reader if self.parameters <= LARGEST_DRAFTER else None  # of others the file is not looked at
-        return f"{window}; {reader.stops} are read" if reader and reader.stops else window
+        scoring_model = (
+            self.scoring_model if self.parameters <= LARGEST_DRAFTER else None
+        )  # larger files are not hashed
+        return (
+            f"{window}; {scoring_model.depth_label} are read" if scoring_model and scoring_model.depth_label else window
+        )
 
     def weights_as(self, file_type: str) -> int | None:
-        """Bytes on the device of the same model in another file type; None where there is no such form."""
+        """Compute the bytes on the device of the same model in another file type; None if that is impossible."""
         if self.config is None:
             return None
         layers, tied = self.config.layers, "output.weight" not in self.names
@@ -211,8 +215,9 @@ class Subject:
 
 
 def read_subject(file: GGUFFile, gpus: int = 1, depth: Depth = whole) -> Subject:
-    """Read the header of an open file; what is wrong with it is among the hindrances. `gpus` share it; `depth`:
-    layers that are read of a file, by path and configuration, where it scores. ConfigError: so many cannot share it."""
+    """Read the header of an open file; all problems become hindrances. `gpus`: number that share the model; `depth`:
+    function of path and configuration that returns the layers to load if the model scores. ConfigError: so many GPUs
+    cannot share it."""
     vocabulary, problem = None, None
     try:
         vocabulary = read_vocabulary(file.metadata, str(file.path))
@@ -229,7 +234,11 @@ def read_subject(file: GGUFFile, gpus: int = 1, depth: Depth = whole) -> Subject
         file.nbytes,
         sum(info.elements for info in file.tensors.values()),
         is_draft(file),
-        (*find_hindrances(file), *of_vocabulary(file, vocabulary, problem), *_of_template(file, vocabulary)),
+        (
+            *find_hindrances(file),
+            *vocabulary_hindrances(file, vocabulary, problem),
+            *_template_hindrances(file, vocabulary),
+        ),
         vocabulary,
         config,
         weights,
@@ -243,8 +252,8 @@ def read_subject(file: GGUFFile, gpus: int = 1, depth: Depth = whole) -> Subject
 
 
 def shape_subject(name: str, file_type: str, gpus: int = 1, depth: Depth = whole) -> Subject:
-    """A named shape as a file of that type would be; ConfigError where either is unknown, or GPUs cannot share it.
-    `depth` is that of `read_subject`."""
+    """Describe a named shape like a file of a type; ConfigError if either is unknown, or GPUs cannot share it. `depth`:
+    see `read_subject`."""
     shape = find_shape(name)
     plan = shape.plan(file_type)
     formats = {tensor: fmt for tensor, _, fmt in plan}
@@ -262,7 +271,7 @@ Sizes = tuple[int | None, int | None, Stacks]
 def _shared(
     config: ModelConfig | None, formats: Mapping[str, BlockFormat], gpus: int
 ) -> tuple[ModelConfig | None, Sizes]:
-    """A configuration and the sizes of a file, or what one of several GPUs has of them."""
+    """Return the configuration and sizes of a model, or of the shard of one of several GPUs."""
     if gpus == 1 or config is None:
         return config, _sizes(config, formats, gpus)
     part = shard_config(config, gpus)
@@ -270,34 +279,34 @@ def _shared(
     sizes = _sizes(part, formats, gpus)
     if sizes[0] is None and _sizes(config, formats, 1)[0] is not None:
         raise ConfigError(
-            f"{gpus} GPUs cannot share its matrices: parts of one are too narrow for a GPU; ask for fewer"
+            f"{gpus} GPUs cannot share its matrices: the parts of one would be too narrow; use fewer GPUs"
         )
     return part, sizes
 
 
 def _check_blocks(config: ModelConfig, formats: Mapping[str, BlockFormat], gpus: int) -> None:
-    """ConfigError where a GPU's columns of a matrix would end within a block of its format."""
+    """Raise ConfigError if a GPU's columns of a matrix would end within a block of its format."""
     for tensor in model_tensors(config, formats):
         fmt = formats.get(tensor.name)
         if fmt is not None and tensor.kind in ("matrix", "stack") and tensor.shape[-1] % fmt.block_size:
             raise ConfigError(
                 f"{tensor.name}: {gpus} GPUs cannot share its columns in {fmt.name}, which has blocks of "
-                f"{fmt.block_size}; ask for fewer, or take a file in another format"
+                f"{fmt.block_size}; use fewer GPUs, or a file in another format"
             )
 
 
 def _sizes(config: ModelConfig | None, formats: Mapping[str, BlockFormat], gpus: int) -> Sizes:
-    """Bytes on the device, of them those that a pass reads, and those of experts, as far as there are any."""
+    """Return the bytes on the device, those that a pass reads, and those of experts; None or empty if unknown."""
     if config is None:
         return None, None, ()
     try:
         stacks = stack_bytes(config, formats) if gpus == 1 else ()
         return weights_bytes(config, formats, gpus), streamed_bytes(config, formats, gpus), stacks
-    except (ModelError, KeyError):  # too narrow for the device, or not all there
+    except (ModelError, KeyError):  # too narrow for the device, or tensors are missing
         return None, None, ()
 
 
-def _of_template(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:
+def _template_hindrances(file: GGUFFile, vocabulary: Vocabulary | None) -> Iterable[Hindrance]:
     """Yield what is wrong with the chat template, which is compiled and renders a conversation of one word."""
     try:
         template = chat_template(file)

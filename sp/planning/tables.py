@@ -9,7 +9,7 @@ from sp import values
 from sp.columns import ColumnTable
 from sp.models.network.arithmetic import AskedPrecision
 from sp.planning.gpus import LARGEST_DRAFTER, SYSTEM, GPUSpec
-from sp.planning.plan import spoken
+from sp.planning.plan import format_tokens
 from sp.planning.roofline import ERROR
 from sp.quant import Math, Repacked
 
@@ -20,7 +20,7 @@ STYLES = {"yes": "bold green", "with": "bold green", "no": "bold red"}
 
 
 def render(info: dict[str, Any]) -> RenderableType:
-    """Tables of what `inspect_file` found, for a `rich` console."""
+    """Render the description of `inspect_file` as tables for a `rich` console."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -55,7 +55,7 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", " · ".join(filter(None, (info["architecture"], info["name"], info["file_type"]))) or "unknown"
     yield "parameters", f"{_thousands(info['parameters'])} in {info['tensors']} tensors"
     labels = ("layers", "hidden", "heads", "kv_heads", "head_dim", "context")
-    # Of lists by layer the family tells.
+    # Lists by layer are described with the family below.
     known = [f"{name} {info[name]}" for name in labels if info[name] is not None and values.listed(info[name]) is None]
     if known:
         yield "shape", " · ".join(known)
@@ -107,7 +107,7 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _scaling(rope: dict[str, Any]) -> str:
-    """How frequencies are changed, and what cosines and sines are multiplied by."""
+    """Describe the scaling of frequencies and the attention factor."""
     kind = str({None: "none", "tensor": "by a tensor of the file"}.get(rope["scaling"], rope["scaling"]))
     kind += f" {rope['factor']:g}" if "factor" in rope else ""
     kind += f" of {rope['original_context']} positions" if "original_context" in rope else ""
@@ -115,7 +115,7 @@ def _scaling(rope: dict[str, Any]) -> str:
 
 
 def _table(*left_aligned: str, right: Iterable[str] = ()) -> ColumnTable:
-    """Return an empty table with text columns and, behind them, number columns."""
+    """Return an empty table with text columns, followed by number columns."""
     return ColumnTable([*left_aligned, *right], [], len(left_aligned), head_style="bold")
 
 
@@ -136,7 +136,7 @@ def _types(info: dict[str, Any]) -> ColumnTable:
 
 
 def _kv(device: dict[str, Any]) -> ColumnTable:
-    """Bytes of keys and values by type and length; states of recurrent layers come on top."""
+    """Tabulate the bytes of keys and values by type and length; recurrent states are additional."""
     lengths = list(next(iter(device["kv_bytes"].values())))
     table = _table("KV cache", right=(_tokens(int(length)) for length in lengths))
     for kv, sizes in device["kv_bytes"].items():
@@ -170,11 +170,11 @@ def _pair(lengths: dict[str, int | None]) -> str:
 
 
 def _tokens(count: int | None) -> str:
-    return "no" if count is None else spoken(count)
+    return "no" if count is None else format_tokens(count)
 
 
 def size_of(count: int) -> str:
-    """Bytes in binary units."""
+    """Format bytes in binary units."""
     if count < 1024:
         return f"{count} B"
     size = float(count)
@@ -204,7 +204,7 @@ CROSSED = {
     "other": "other vocabulary, matched by bytes",
 }
 
-SHORT = 256  # tokens: shorter prompts are no question of time
+SHORT = 256  # tokens; the time of shorter prompts does not matter
 
 
 def render_plan(plan: dict[str, Any]) -> RenderableType:
@@ -222,7 +222,7 @@ def render_plan(plan: dict[str, Any]) -> RenderableType:
         parts += ["", _memory(plan["memory"], _where(plan))]
     if plan["cards"]:
         chosen_rows = [row for row in plan["cards"] if row["card"] == verdict["card"]]
-        parts += ["", _ways(plan), *(Text(line, style="dim") for line in _legend(plan, chosen_rows))]
+        parts += ["", _modes(plan), *(Text(line, style="dim") for line in _legend(plan, chosen_rows))]
     return Group(*parts)
 
 
@@ -258,7 +258,7 @@ def _where(plan: dict[str, Any]) -> str:
 
 def _memory(rows: list[dict[str, Any]], where: str) -> ColumnTable:
     lengths = sorted({row["tokens"] for row in rows})
-    table = _table(f"GiB on {where}", "KV", right=map(spoken, lengths))
+    table = _table(f"GiB on {where}", "KV", right=map(format_tokens, lengths))
     nbytes_by_cell = {(row["kv"], name, row["tokens"]): row.get(name) for row in rows for name in (*WORDS, "scoring")}
     for kv in dict.fromkeys(row["kv"] for row in rows):
         for name, words in {**WORDS, "scoring": "as a drafter"}.items():
@@ -269,17 +269,17 @@ def _memory(rows: list[dict[str, Any]], where: str) -> ColumnTable:
     return table
 
 
-def _ways(plan: dict[str, Any]) -> ColumnTable:
-    table = _table("GPU", spoken(plan["tokens"]), "longest")
+def _modes(plan: dict[str, Any]) -> ColumnTable:
+    table = _table("GPU", format_tokens(plan["tokens"]), "longest")
     for row in plan["cards"]:
         most = row["longest"]
-        longest = "no" if most is None else f"{spoken(most['tokens'])} {_how(most, '')}".rstrip()
-        table.add_row(f"{row['card']} GB", "no" if row["way"] is None else _how(row["way"], "yes"), longest)
+        longest = "no" if most is None else f"{format_tokens(most['tokens'])} {_options_text(most, '')}".rstrip()
+        table.add_row(f"{row['card']} GB", "no" if row["way"] is None else _options_text(row["way"], "yes"), longest)
     return table
 
 
-def _how(way: dict[str, Any], usual: str) -> str:
-    return " ".join(way["options"]) or usual
+def _options_text(mode: dict[str, Any], usual: str) -> str:
+    return " ".join(mode["options"]) or usual
 
 
 def _legend(plan: dict[str, Any], chosen_rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -304,12 +304,12 @@ def render_times(rows: list[dict[str, Any]], gpu: GPUSpec) -> ColumnTable:
     names = {name: title for name, title in COLUMNS.items() if any(name in row for row in rows)}
     table = _table(gpu.name, right=(f"predicted\n{title}" for title in names.values()))
     for row in rows:
-        table.add_row(spoken(row["tokens"]), *(seconds_text(row[name]) for name in names))
+        table.add_row(format_tokens(row["tokens"]), *(seconds_text(row[name]) for name in names))
     return table
 
 
 def seconds_text(value: float | None) -> str:
-    """Three digits; a dash for what the GPU has no room for."""
+    """Format seconds with three digits; a dash for None, where the GPU has no room."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.{2 if value >= 1 else 3}f}"
@@ -322,7 +322,7 @@ def times_legend(
     gpus: int = 1,
     target_gpus: int = 1,
 ) -> tuple[str, ...]:
-    """Return the lines that say what the times are based on.
+    """Return the lines that state the basis of the times.
 
     >>> times_legend(0.05, Math.INT8)[-1]
     'predicted with --precision int8 and --drafter-precision bf16'

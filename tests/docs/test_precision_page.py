@@ -15,7 +15,7 @@ from sp.models.network.arithmetic import FASTER, FIRST_LAYERS, MOST_ERROR, SAMPL
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.kept import kept_bytes
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
-from sp.planning.memory import held_weights, layer_matrices, product_bytes
+from sp.planning.memory import device_weights, layer_matrices, product_bytes
 from sp.quant import Math
 from sp.session.loaded import embedded
 
@@ -50,7 +50,7 @@ def test_what_is_kept_of_the_27b_shape_is_what_the_page_says() -> None:
     nbytes = sum(kept_bytes([one]) for one in marked)
     told = Arithmetic(Math.INT8, Math.INT8, len(marked), len(matrices), kept=nbytes)
     assert f"`target: {told}`" in TEXT
-    packed = sum(row.nbytes for row in held_weights(config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}))
+    packed = sum(row.nbytes for row in device_weights(config, {name: fmt for name, _, fmt in shape.plan("q4_k_m")}))
     assert f"they take {nbytes / 2**30:.2f} GiB next to {packed / 2**30:.2f} of the packed weights" in TEXT
     assert SHARE == 2
     assert "at most half of the memory that is free" in TEXT

@@ -34,7 +34,7 @@ from sp.models.synthetic.shapes import find_shape
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
-from sp.planning.memory import STREAMS, cold_layers, product_bytes, reading_bytes, scoring_bytes
+from sp.planning.memory import STREAMS, cold_layers, prefill_bytes, product_bytes, scoring_bytes
 from sp.quant import Math, Weight
 from sp.session.loaded import embedded
 
@@ -208,7 +208,7 @@ def test_memory_counts_both_sides_rounded(tokens: int) -> None:
     shapes = ((2 * 17408, 5120), (5120, 17408))  # gate and up together, and down
     assert taken == (0 if tokens < ROUNDED_TOKENS else max(workspace_bytes(together, *shape) for shape in shapes))
     streams = STREAMS * 4 * config.hidden * (together - min(tokens, 8192))
-    assert reading_bytes(config, tokens, Math.INT8) - reading_bytes(config, tokens) == taken + streams
+    assert prefill_bytes(config, tokens, Math.INT8) - prefill_bytes(config, tokens) == taken + streams
     assert product_bytes(config, tokens, Math.BF16) == 0
     drafter = find_shape("qwen3-0.6b").config
     assert scoring_bytes(drafter, tokens, Math.FP8) - scoring_bytes(drafter, tokens) == product_bytes(

@@ -18,7 +18,7 @@ from sp.errors import ModelError
 from sp.models.layer.cold_experts import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.planning.memory import cold_layers, held_weights, spaced_layers, stack_bytes, work_bytes
+from sp.planning.memory import cold_layers, device_weights, spaced_layers, stack_bytes, work_bytes
 from sp.session import load
 
 WALK = """
@@ -101,7 +101,7 @@ def sizes(shape: str, file_type: str = "q4_k_m") -> tuple[Any, int, Any]:
     found = find_shape(shape)
     formats = {name: fmt for name, _, fmt in found.plan(file_type)}
     config = found.config
-    return config, sum(row.nbytes for row in held_weights(config, formats)), stack_bytes(config, formats)
+    return config, sum(row.nbytes for row in device_weights(config, formats)), stack_bytes(config, formats)
 
 
 @pytest.fixture(scope="module", params=SHAPES)

@@ -11,7 +11,7 @@ from hollow_files import write_hollow
 from rich.console import Console
 
 from sp.models import Arithmetic, ModelConfig
-from sp.planning.gpus import ANSWER, GPUS, KEEP, SPOKEN, best, room, ways
+from sp.planning.gpus import ANSWER, GPUS, KEEP, REPORTED_LENGTHS, best, memory_modes, room
 from sp.planning.inspect import inspect_file
 from sp.planning.memory import cold_layers
 from sp.planning.plan import plan_file
@@ -54,9 +54,9 @@ def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(path, tmp_path: P
     for gpu in GPUS:
         held = cold_layers(config, weights, stacks, room(gpu))
         target: Any = stand_in(tmp_path, config, held.device)
-        for tokens in SPOKEN:
+        for tokens in REPORTED_LENGTHS:
             for scores, keep in ((drafter, KEEP), (None, 1.0)):
-                way = best(list(ways(config, weights, scores, tokens, stacks=stacks)), gpu)
+                way = best(list(memory_modes(config, weights, scores, tokens, stacks=stacks)), gpu)
                 if way is None:
                     continue
                 options = RunOptions(max_new_tokens=ANSWER, kv=way.kv, keep_ratio=keep)  # type: ignore[arg-type]

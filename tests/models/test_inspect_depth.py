@@ -15,12 +15,14 @@ from sp.scoring.calibration.measure import default_depth
 def test_a_drafter_counts_as_far_as_it_is_read() -> None:
     heavy = shape_subject("llama-3.1-8b", "q4_k_m")
     all_of_it, first = (shape_subject("qwen3-0.6b", "bf16", depth=depth) for depth in (whole, default_depth))
-    assert all_of_it.reader is not None
-    assert first.reader is not None
-    assert (all_of_it.reader.stops, first.reader.stops) == ("", "18 of 28 layers")
-    assert all_of_it.reader.weights == all_of_it.weights == first.weights
-    head = 2 * all_of_it.reader.config.vocab * all_of_it.reader.config.hidden
-    assert first.reader.weights < 0.65 * (all_of_it.reader.weights - head) + head, "the head is not loaded"
+    assert all_of_it.scoring_model is not None
+    assert first.scoring_model is not None
+    assert (all_of_it.scoring_model.depth_label, first.scoring_model.depth_label) == ("", "18 of 28 layers")
+    assert all_of_it.scoring_model.weights == all_of_it.weights == first.weights
+    head = 2 * all_of_it.scoring_model.config.vocab * all_of_it.scoring_model.config.hidden
+    assert first.scoring_model.weights < 0.65 * (all_of_it.scoring_model.weights - head) + head, (
+        "the head is not loaded"
+    )
     plans = [make_plan(heavy, one, 24, 131072) for one in (all_of_it, first)]
     longer, shorter = (list(plan.memory()) for plan in plans)
     assert all(a["together"] > b["together"] for a, b in zip(longer, shorter, strict=True))

@@ -32,7 +32,7 @@ from sp.planning.gpus import (
     weights_bytes,
 )
 from sp.planning.inspect import inspect_file
-from sp.planning.memory import held_weights, kv_bytes, reading_bytes, scoring_bytes, state_bytes, unpacked_bytes
+from sp.planning.memory import device_weights, kv_bytes, prefill_bytes, scoring_bytes, state_bytes, unpacked_bytes
 from sp.planning.tables import render
 from sp.quant import FORMATS, Math
 from sp.session.loaded import embedded
@@ -95,7 +95,7 @@ def test_reading_counts_the_unpacked_pages_of_the_widest_layer(name: str, tokens
     assert unpacked_bytes(config, tokens, "f16") == 0
     # A bound of 16 bits for all keys and values of a layer is there for float16 too; pages are whole.
     more = 4 * max(sizes.kv_heads * sizes.head_dim for sizes in config.head_sizes) * (128 * pages - tokens)
-    assert reading_bytes(config, tokens, kv=kv) - reading_bytes(config, tokens) == more
+    assert prefill_bytes(config, tokens, kv=kv) - prefill_bytes(config, tokens) == more
     held = kv_bytes(config, tokens + ANSWER, kv) - kv_bytes(config, tokens + ANSWER, "f16")
     found = [need(config, 1 << 30, None, tokens, which).together for which in (kv, "f16")]
     assert found[0] - found[1] == held + more
@@ -137,7 +137,7 @@ def test_requests_took_what_is_reckoned_and_up_to_a_tenth_less() -> None:
         drafter = None if config["drafter"] is None else Drafter("d", *synthetic_weights(config["drafter"]))
         reckoned = need(target, weights, drafter, metrics["prompt_tokens"], config["kv"].split()[0]).together
         read = metrics["prompt_tokens"] if drafter is None else metrics["kept_tokens"]
-        reckoned += reading_bytes(target, read, Math(config["math"])) - reading_bytes(target, read)
+        reckoned += prefill_bytes(target, read, Math(config["math"])) - prefill_bytes(target, read)
         assert 1 <= reckoned / metrics["peak_bytes"] <= 1.1, (what, reckoned, metrics["peak_bytes"])
 
 
@@ -182,7 +182,7 @@ def test_by_turns_needs_the_larger_of_both() -> None:
     tokens, weights = 100_000, 15 << 30
     kept = ceil(0.05 * tokens)
     held = weights + state_bytes(config) + kv_bytes(config, kept + 256, "f16")
-    reading, scoring = held + reading_bytes(config, kept), scoring_bytes(drafter.config, tokens)
+    reading, scoring = held + prefill_bytes(config, kept), scoring_bytes(drafter.config, tokens)
     found = need(config, weights, drafter, tokens, "f16")
     assert found.by_turns == max(reading, drafter.weights + scoring)
     assert found.together == drafter.weights + max(reading, held + scoring)
@@ -280,7 +280,7 @@ def test_what_is_no_whole_model_has_neither_memory_nor_gpus(tmp_path: Path) -> N
     with GGUFFile.open(path) as file:
         formats = {name: FORMATS[info.ggml_type] for name, info in file.tensors.items() if "blk.1" not in name}
         with pytest.raises(KeyError):
-            held_weights(read_config(file), formats)
+            device_weights(read_config(file), formats)
 
 
 def shown(info: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from sp.models.cache.cache import Cache
 from sp.models.families.llama import FACTORS
 from sp.models.file.file_type import FILE_TYPES
 from sp.ops.rope import LinearScaling
-from sp.planning.gpus import ANSWER, GPUS, KEEP, SPOKEN, best, find_gpu, need, room, ways
+from sp.planning.gpus import ANSWER, GPUS, KEEP, REPORTED_LENGTHS, best, find_gpu, memory_modes, need, room
 from sp.planning.inspect import inspect_file
 from sp.planning.plan import COMMON, USUAL, make_plan, plan_file
 from sp.planning.subject import read_subject, shape_subject
@@ -65,8 +65,8 @@ def test_what_fits_is_not_refused_by_the_budget_when_it_is_run(
     target: Any = stand_in(tmp_path, config, weights)
     drafter: Any = stand_in(tmp_path, plan.drafter.config, plan.drafter.weights)
     for gpu in GPUS:
-        for tokens in SPOKEN:
-            way = best(list(ways(config, weights, plan.drafter, tokens)), gpu)
+        for tokens in REPORTED_LENGTHS:
+            way = best(list(memory_modes(config, weights, plan.drafter, tokens)), gpu)
             prompt = tokens - ANSWER
             options = RunOptions(max_new_tokens=ANSWER, kv=way.kv if way else "q4_0", keep_ratio=KEEP)  # type: ignore[arg-type]
             if way is not None:
@@ -87,7 +87,7 @@ def test_memory_is_weights_and_cache_as_they_are_reserved(tmp_path: Path) -> Non
     rows = [row for row in plan.as_dict()["memory"] if row["kv"] is not None]
     kinds = "f16", "q8_0", "5bit", "q4_0"
     assert tuple(dict.fromkeys(row["kv"] for row in rows)) == kinds
-    assert {(row["kv"], row["tokens"]) for row in rows} == {(kv, n) for kv in kinds for n in {*SPOKEN, 4096}}
+    assert {(row["kv"], row["tokens"]) for row in rows} == {(kv, n) for kv in kinds for n in {*REPORTED_LENGTHS, 4096}}
     for row in rows:
         held = weights + Cache(config, row["tokens"], row["kv"]).nbytes
         assert row["full"] == need(config, weights, None, row["tokens"] - ANSWER, row["kv"]).together
@@ -137,12 +137,12 @@ def test_no_gpu_too_small_is_left_without_advice(hollow: Callable[[str, str], Pa
     path = hollow("qwen3.6-27b", "q4_k_m")
     with GGUFFile.open(path) as file:
         subject = read_subject(file)
-    on = {gpu: make_plan(subject, None, gpu, SPOKEN[-1]).verdict for gpu in GPUS}
+    on = {gpu: make_plan(subject, None, gpu, REPORTED_LENGTHS[-1]).verdict for gpu in GPUS}
     assert [on[gpu].runs for gpu in GPUS] == ["no" if gpu < 24 else "yes" for gpu in GPUS]
     assert on[16].instead == "the same model as Q3_K (11.1 GiB on the GPU)"
     assert on[12].instead is not None
     assert on[12].instead.startswith("a file of ")
-    assert make_plan(subject, None, None, SPOKEN[-1]).verdict == on[24]  # the smallest that does
+    assert make_plan(subject, None, None, REPORTED_LENGTHS[-1]).verdict == on[24]  # the smallest that does
     longer = plan_file(hollow("llama-3.1-70b", "q4_k_m"), gpu=46, tokens=1 << 20).verdict
     assert longer.runs == "no"
     assert "a prompt of up to 128K" in (longer.instead or "")
@@ -281,7 +281,7 @@ def test_a_drafter_is_judged_within_its_window(scaling: LinearScaling | None, as
     assert small.config is not None
     rope = replace(small.config.rope, scaling=scaling)
     small = replace(small, path="m.gguf", config=replace(small.config, context=8192, rope=rope))
-    verdict = make_plan(small, None, None, 1 << 17).told_verdict()
+    verdict = make_plan(small, None, None, 1 << 17).verdict_facts()
     assert verdict["line"] == f"yes, as a drafter: 8K tokens, or 128K with {asked}, on a GPU of 12 GB"
     assert (verdict["window"], verdict["beyond"]) == (8192, asked)
     assert make_plan(small, None, None, 8192).verdict.line == "yes, as a drafter: 8K tokens on a GPU of 12 GB"

@@ -14,7 +14,7 @@ from dry_walk import MODELS, walked
 from sp.models.layer.cold_experts import ring_bytes
 from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
-from sp.planning.memory import cold_layers, held_weights, stack_bytes, work_bytes
+from sp.planning.memory import cold_layers, device_weights, stack_bytes, work_bytes
 
 SHAPE, TYPE = "tiny-qwen35moe", "q8_0"
 WALK = """
@@ -83,7 +83,7 @@ cli.main()
 def sizes() -> tuple[Any, int, Any]:
     found = find_shape(SHAPE)
     formats = {name: fmt for name, _, fmt in found.plan(TYPE)}
-    weights = sum(row.nbytes for row in held_weights(found.config, formats))
+    weights = sum(row.nbytes for row in device_weights(found.config, formats))
     return found.config, weights, stack_bytes(found.config, formats)
 
 
