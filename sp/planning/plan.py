@@ -180,12 +180,10 @@ def _narrower(target: Subject, drafter: Drafter | None, gpu: int, tokens: int, k
     sizes = {name: target.weights_as(name) for name in COMMON}
     assert target.config is not None
     for name, nbytes in sorted(sizes.items(), key=lambda item: -(item[1] or 0)):
-        candidates = (
-            []
-            if nbytes is None
-            else list(memory_modes(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
-        )
-        if nbytes is not None and best(candidates, gpu):
+        if nbytes is None:
+            continue
+        modes = list(memory_modes(target.config, nbytes, drafter, tokens, keep, alone=target.alone))
+        if best(modes, gpu):
             on = "the GPU" if target.alone else "each GPU"
             return [f"the same model as {name.upper()} ({nbytes / 2**30:.1f} GiB on {on})"]
     return []

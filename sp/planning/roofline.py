@@ -203,10 +203,9 @@ def predicted_times(
 
     def mode(tokens: int, compressed: bool) -> MemoryMode | None:
         scorer = drafter if compressed else None
-        return best(
-            list(memory_modes(config, weights, scorer, tokens, plan.keep, precision=made_in, alone=roofline.alone)),
-            gpu.gib,
-        )
+        alone = roofline.alone
+        modes = memory_modes(config, weights, scorer, tokens, plan.keep, precision=made_in, alone=alone)
+        return best(list(modes), gpu.gib)
 
     def full(tokens: int) -> dict[str, float | None]:
         if (fits := mode(tokens, False)) is None:

@@ -194,12 +194,9 @@ class Subject:
         """Describe in one line how it reads prompts of `tokens` tokens as a drafter. `config` must not be None."""
         assert self.config is not None
         window = describe_window(self.config, tokens)
-        scoring_model = (
-            self.scoring_model if self.parameters <= LARGEST_DRAFTER else None
-        )  # larger files are not hashed
-        return (
-            f"{window}; {scoring_model.depth_label} are read" if scoring_model and scoring_model.depth_label else window
-        )
+        # Larger files are no drafters, so they are not hashed to find their depth.
+        drafter = self.scoring_model if self.parameters <= LARGEST_DRAFTER else None
+        return f"{window}; {drafter.depth_label} are read" if drafter and drafter.depth_label else window
 
     def weights_as(self, file_type: str) -> int | None:
         """Compute the bytes on the device of the same model in another file type; None if that is impossible."""

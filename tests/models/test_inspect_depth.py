@@ -20,9 +20,8 @@ def test_a_drafter_counts_as_far_as_it_is_read() -> None:
     assert (all_of_it.scoring_model.depth_label, first.scoring_model.depth_label) == ("", "18 of 28 layers")
     assert all_of_it.scoring_model.weights == all_of_it.weights == first.weights
     head = 2 * all_of_it.scoring_model.config.vocab * all_of_it.scoring_model.config.hidden
-    assert first.scoring_model.weights < 0.65 * (all_of_it.scoring_model.weights - head) + head, (
-        "the head is not loaded"
-    )
+    layers = all_of_it.scoring_model.weights - head
+    assert first.scoring_model.weights < 0.65 * layers + head, "the head is not loaded"
     plans = [make_plan(heavy, one, 24, 131072) for one in (all_of_it, first)]
     longer, shorter = (list(plan.memory()) for plan in plans)
     assert all(a["together"] > b["together"] for a, b in zip(longer, shorter, strict=True))
