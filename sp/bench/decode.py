@@ -301,6 +301,7 @@ def time_round(
         features_seen += len(features)
 
     ids = rng.integers(0, model.config.vocab, context)
+    # A draft that reads features of the last layer needs its rows for all tokens, not the last one alone.
     rows = context if model.config.layers - 1 in draft.layers else 1
     prefill(
         model, ids, np.arange(context), cache, hooks=Hooks(after_layer=LayerFeatures(draft.layers, take)), rows=rows
@@ -324,6 +325,7 @@ def time_round(
                 round_marks.append(mark())
                 cycle.remember(path, position + tree.depths[path])
                 marks.append([*round_marks, mark()])
+            # Sizes must be equal in all rounds, or the times would be those of different graphs.
             assert len(tree.tokens) == nodes, f"a tree of {len(tree.tokens)} nodes"
             assert len(path) == path_nodes, f"a path of {len(path)} nodes"
     finally:

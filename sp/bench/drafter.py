@@ -115,7 +115,7 @@ def run_scoring(
         scorer = SCORERS.build("tail", trial.options)
         free_pool(model)
         reset_launched()
-        score(scorer, trial.tokens)
+        score(scorer, trial.tokens)  # compiles kernels and fills caches; its memory is freed before the peak is taken
         free_pool(model)
         seconds, host = list[float](), HostTime(model.device, chosen=count > 1)
         importance = Importance(np.zeros(0, np.float32))

@@ -174,6 +174,7 @@ class History:
     def _read(self, plan: _Plan, ratio: float, rules: Rules, recall: bool) -> None:
         """Have the drafter read the transcript, and store its decisions."""
         view = plan.view
+        # The question is not among the texts: the drafter reads it after all of them.
         indices = [index for index, piece in enumerate(view.pieces) if not (piece.asks and piece.place == view.asking)]
         texts = []
         for index in indices:
@@ -228,7 +229,7 @@ class History:
             tuple(changes),
             "" if texts else "nothing that is old enough",
             plan.seconds,
-            frame and frame + sent,
+            frame and frame + sent,  # 0 if not estimated, so that `learn` ignores it
         )
 
     def _key(self, piece: _Piece, rules: Rules) -> str:
@@ -341,7 +342,7 @@ class _Plan:
         fixed = sum(size if short is None else short.kept_tokens for size, short, is_open in columns if not is_open)
         fixed += restored
         free = sum(size for size, _, is_open in columns if is_open)
-        room = limit - fixed - MARK_TOKENS * sum(self.open)
+        room = limit - fixed - MARK_TOKENS * sum(self.open)  # marks are not in the keep ratio
         if room <= 0 or (free and room < free * MIN_KEEP_RATIO):
             raise PromptError(
                 f"about {fixed:,} of {sum(self.sizes):,} tokens of text must stay as they are (instructions, newest "

@@ -44,6 +44,7 @@ def locate(text: str, paths: Collection[Path]) -> dict[Path, Member]:
     >>> locate('{"a": [1, "b"]}', [("a", 1)])
     {('a', 1): Member(key=10, start=10, end=13)}
     """
+    # A value whose path is no prefix of a wanted one is passed over without decoding its keys.
     prefixes = {path[:depth] for path in paths for depth in range(len(path) + 1)}
     members: dict[Path, Member] = {}
     open_containers: list[_Container] = []

@@ -200,6 +200,7 @@ class Front:
         rules = rules_of(self.rules, body.pop("sp", None), request.headers.get(KEEP_RATIO_HEADER))
         if rules is None:
             return raw, None
+        # Short requests are recognised here, without waiting for the drafter's only thread.
         outcome = self.history.too_short(api, body, rules) or await self._draft(api, body, rules)
         self.metrics.count(outcome)
         if not outcome.texts:
@@ -313,7 +314,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnect
         return await task
     finally:
-        task.cancel()
+        task.cancel()  # does nothing to one that has ended
         disconnect.cancel()
 
 

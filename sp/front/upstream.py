@@ -171,7 +171,7 @@ class UsageReader:
             self._line = rest
             for line in lines:
                 self._read_event(bytes(line))
-        if len(self._line) > MAX_LINE_BYTES:
+        if len(self._line) > MAX_LINE_BYTES:  # its usage is lost, but the reply itself passes all the same
             self._line.clear()
 
     @property
@@ -191,5 +191,5 @@ class UsageReader:
             return
         # Chat completions and message_delta have it at the top, Responses and message_start one level below.
         for holder in (event, event.get("response"), event.get("message")) if isinstance(event, dict) else ():
-            if isinstance(holder, dict) and isinstance(holder.get("usage"), dict):
+            if isinstance(holder, dict) and isinstance(holder.get("usage"), dict):  # merged: Anthropic's come in parts
                 self._usage |= holder["usage"]

@@ -43,8 +43,8 @@ class Ready:
 
 
 PEAKED_BLOCKS = 8
-"""Blocks a multiprocessor that find peaks, as many as run at once of rows of 1,024: each raises those of all
-columns."""
+"""Blocks per multiprocessor of a norm with peaks, as many as run at once for rows of 1,024. Each of them raises the
+peaks of all columns, so further blocks would only add such updates."""
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks: Any = None) -> Floats:

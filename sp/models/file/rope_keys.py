@@ -140,6 +140,7 @@ def read_rope(
     if isinstance(from_keys, YarnScaling):
         quiet = _number(keys, LOG_MULTIPLIER, 0.0, least=0.0, most=MOST_MAGNITUDE if quieted else 0.0)
         attention_factor = from_keys.attention_factor
+        # At 1 both factors are equal: exactly 1, without the rounding of their quotient.
         magnitude = 1.0 if quiet == 1 else attention_factor / (1 + 0.1 * quiet * log(from_keys.factor))
     magnitude *= _number(keys, ATTENTION_FACTOR, 1.0, most=MOST_MAGNITUDE)
     return Rope(base, dim, pairing, scaling or from_keys, magnitude), context

@@ -152,6 +152,7 @@ def space_worth(document: Floats, asking: Floats, units: Units) -> tuple[Floats,
         whole[: len(alike)] = alike
         steps.append(whole.reshape(-1, STEP, len(asking)).max(axis=1))
     best, span = np.concatenate([*steps, edge]), 1
+    # Maxima over 2, 4, 8, ... steps: the number of steps in a window is a power of two.
     while span < WINDOW // STEP:
         best = np.maximum(best[:-span], best[span:])
         span *= 2
@@ -187,13 +188,14 @@ def space_scores(
     assert pool % 2 == 1, f"an average over {pool} tokens has no middle"
     if is_device(worth):
         return _scores_on_device(units, worth, windows, looked, pool, weights)
+    # The tokens of a step are in WINDOW // STEP windows, which follow each other.
     inside = np.lib.stride_tricks.sliding_window_view(windows, WINDOW // STEP).max(axis=1)
     parts = (
         np.repeat(worth, np.diff(units.bounds)),
         np.repeat(inside, STEP)[:tokens],
         average_pool(looked, pool, "renormalise"),
     )
-    total = np.zeros(tokens)
+    total = np.zeros(tokens)  # float64, as the statistics of the terms
     for part, weight in zip(parts, weights, strict=True):
         spread = float(part.std(dtype=np.float64))
         if spread > 0:

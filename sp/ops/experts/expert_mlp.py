@@ -56,9 +56,10 @@ def add_experts(
     out = x.copy()
     for expert in np.flatnonzero(np.diff(order.starts)).tolist():
         slots = order.slots[order.starts[expert] : order.starts[expert + 1]]
-        tokens = slots // used
+        tokens = slots // used  # slot = token * used + choice
         mine = h[tokens]
         y = _product(activate(_product(mine, gate, expert), _product(mine, up, expert)), down, expert)
+        # No token has an expert twice, so the indices are distinct and += adds every row.
         out[tokens] += y * weights[slots, None]
     if shared is not None:
         mix, y = shared

@@ -49,7 +49,7 @@ def add_few(
     tokens, used = routing.experts.shape
     hidden, width = gate.weight.shape[1], down.weight.shape[1]
     stages, back = -(-hidden // STAGE), -(-width // STAGE)
-    mid = import_cupy().empty((tokens * used, width), np.uint16)
+    mid = import_cupy().empty((tokens * used, width), np.uint16)  # bf16, one row per slot
     EXPERT_GATED.launch(
         (width // 16, tokens * used),
         h,

@@ -39,6 +39,8 @@ def gemm(
         return
     wide, block = epilogue in WIDE, PORTABLE_BLOCK // 2 if epilogue == SWIGLU else PORTABLE_BLOCK
     spec, more = (GEMM_BYTES_PORTABLE_F32, (int(epilogue == ADD),)) if wide else (GEMM_BYTES_PORTABLE, ())
+    # The rows of all outputs are below each other in `w`, padded to whole tiles. Its codes and scales may be a part of
+    # larger arrays, from row `w.first` on; `w.loud` has its own rows only.
     below = 0
     for out in outs:
         rows, first = out.shape[1], w.first + below

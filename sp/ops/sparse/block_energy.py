@@ -48,12 +48,13 @@ def block_energy(
         entry, i = place
         mine = q[BLOCK * i : BLOCK * (i + 1), entry * together : (entry + 1) * together]
         start = tokens - n + BLOCK * i
+        # Blocks that begin no later than the last row of this query block.
         there = min(blocks, (start + len(mine) - 1) // BLOCK + 1)
         score = mine.reshape(len(mine) * together, -1) @ means[entry * together // group, :there].T
         score = (score * factor).reshape(len(mine), together, there)
         seen = _visible(len(mine), start, there, visibility)
         score = np.where(seen[:, None], score, q.dtype.type(-np.inf))
-        top = score.max()
+        top = score.max()  # -inf if no row sees a block; the energy then stays 0
         if top > -np.inf:
             score -= top
             energy[entry, i, :there] = exp2_normal(score).sum(axis=(0, 1))
