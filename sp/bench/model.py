@@ -144,7 +144,7 @@ class _Run:
         self.model, self._rng, self._test, self._chunk = model, draws[id(model)], test, chunk
         room = max(1, test.prompt) + (test.new + SKIPPED if test.new else 0)
         self._cache = model.new_cache(room, form[0], rotate=form[1], once=True)
-        self._graphs, self._told = _graphs(model, self._cache, test), dict[str, int]()
+        self._graphs, self._counts = _graphs(model, self._cache, test), dict[str, int]()
         on_device = test.new and model.device == "cuda" and model.captures
         self._decoder = GraphDecoder(model, self._cache, self._cache.capacity) if on_device else None
 
@@ -160,7 +160,7 @@ class _Run:
         if self._test.new:
             return _decode(self.model, self._cache, self._rng, self._test, self._chunk, self._decoder), ()
         result = self._read(self._test)
-        self._told = {} if self._graphs is None else self._graphs.take_counts()
+        self._counts = {} if self._graphs is None else self._graphs.take_counts()
         return result
 
     def end(self) -> tuple[dict[str, int], str | None]:
@@ -170,7 +170,7 @@ class _Run:
             if graphs is not None:
                 graphs.end()
                 refused = graphs.refused or refused
-        return self._told, refused
+        return self._counts, refused
 
     def _read(self, test: Trial) -> tuple[float, tuple[float, ...]]:
         return _prefill(self.model, self._cache, self._rng, test, self._chunk, self._graphs)

@@ -24,7 +24,7 @@ def flatten(source: str) -> str:
 
     def expand(name: str) -> list[str]:
         seen.add(name)
-        where, content = read(name)
+        where, content = read_source(name)
         lines = [f'#line 1 "{where}"']
         for number, line in enumerate(content.splitlines(), 1):
             include = INCLUDE.match(line)
@@ -40,7 +40,7 @@ def flatten(source: str) -> str:
     return "\n".join(expand(source)) + "\n"
 
 
-def read(name: str) -> tuple[str, str]:
+def read_source(name: str) -> tuple[str, str]:
     """Return the path of a source or header under ``sp/kernels/cuda``, and its text; a generated header has only a
     name."""
     if name in GENERATED:

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 else:
 
-    class ByName:
-        """Stands for the type itself when fields are inspected at run time."""
+    class _FieldType:
+        """The type of the field itself, for code that inspects fields at run time."""
 
-        def __class_getitem__(cls, kind):
+        def __getitem__(self, kind):
             return kind
+
+    ByName = _FieldType()
 
 
 Compress = Literal["auto", "always", "off"]
