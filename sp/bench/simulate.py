@@ -26,7 +26,7 @@ SIMULATED = "simulated acceptance"  # marks every table, record and plot that us
 
 LENGTHS = Wanted("a list of whole numbers of at least 1", lambda row: isinstance(row, list) and all(map(_length, row)))
 
-Way = tuple[str, int]  # method, and budget: draft tokens per pass, 0 for greedy decoding
+DecodeSetting = tuple[str, int]  # method, and budget: draft tokens per pass, 0 for greedy decoding
 
 
 def _length(value: Any) -> bool:
@@ -44,7 +44,7 @@ class Acceptance:
 
     name: str  # ``"8 a pass"``, or ``"as in accepted.json"``
     origin: str  # where the lengths come from
-    lengths: Mapping[Way, tuple[int, ...]]  # in recorded order; each at least 1
+    lengths: Mapping[DecodeSetting, tuple[int, ...]]  # in recorded order; each at least 1
     constant: int | None = None  # length of all passes, in place of `lengths`
 
     @classmethod
@@ -54,7 +54,7 @@ class Acceptance:
             raise ConfigError(f"--accept {tokens}: a pass of the target gives at least 1 token")
         return cls(f"{tokens} a pass", "chosen, not measured", {}, tokens)
 
-    def of(self, setting: Way, block_size: int) -> tuple[int, ...]:
+    def of(self, setting: DecodeSetting, block_size: int) -> tuple[int, ...]:
         """Return the lengths of a setting with draft blocks of a size; none if impossible or not in the trace."""
         if self.constant is not None:
             return (self.constant,) if self.constant <= min(setting[1] + 1, block_size) else ()
@@ -79,7 +79,7 @@ def read_trace(path: Path) -> Acceptance:
     return Acceptance(f"as in {path.name}", origin, lengths)
 
 
-def write_trace(path: Path, origin: Mapping[str, Any], lengths: Mapping[Way, Sequence[int]]) -> Path:
+def write_trace(path: Path, origin: Mapping[str, Any], lengths: Mapping[DecodeSetting, Sequence[int]]) -> Path:
     """Write accepted lengths by method and budget, and their origin, for `read_trace`."""
     ways = [{"method": method, "budget": budget, "lengths": list(row)} for (method, budget), row in lengths.items()]
     meaning = "tokens that each pass of the target gave, the end of an answer included"
