@@ -13,34 +13,34 @@ LONGEST = 400  # characters shown of an omitted passage, half of them from its e
 def changes_page(upstream: str, outcomes: Sequence[ShortenedRequest], show: bool) -> str:
     """Render the whole page.
 
-    >>> "no request yet" in changes_page("http://127.0.0.1:8080", [], True)
+    >>> "No request has been shortened" in changes_page("http://127.0.0.1:8080", [], True)
     True
     """
     if not show:
         sections: list[Html] = [tag("p", "Texts are not shown; start without --no-page to see them.")]
     elif not outcomes:
-        sections = [tag("p", "There was no request yet whose texts were shortened.")]
+        sections = [tag("p", "No request has been shortened yet.")]
     else:
         sections = [_request(number, outcome) for number, outcome in enumerate(outcomes)]
     head = tag("h1", "sp front ", tag("small", f"before {upstream}"))
-    key = tag("p", "Text that went on, ", tag("del", "text that was left out"), ", ", tag("ins", "what came back"), ".")
+    key = tag("p", "Text sent on, ", tag("del", "omitted text"), ", ", tag("ins", "restored passages"), ".")
     styles = (asset("style.css"), asset("front.css", "sp.front"))
     return page("sp front", tag("main", head, key, *sections), styles=styles)
 
 
 def _request(number: int, outcome: ShortenedRequest) -> Html:
-    summary = f"{outcome.tokens:,} tokens came, {outcome.sent:,} went on"
+    summary = f"{outcome.tokens:,} tokens received, {outcome.sent:,} sent on"
     if outcome.recalled:
-        summary += f"; passages that came back: {outcome.recalled}"
+        summary += f"; restored passages: {outcome.recalled}"
     if outcome.seconds:
-        summary += f"; the drafter took {outcome.seconds:.2f} s"
+        summary += f"; drafter: {outcome.seconds:.2f} s"
     title = "The last request" if not number else f"{number} before it"
     return tag("section", tag("h2", title), tag("p", summary), *map(_change, outcome.changes))
 
 
 def _change(change: Change) -> Html:
     size, kept_bytes = len(change.text.encode()), sum(end - start for start, end in change.kept_ranges)
-    summary = tag("summary", f"{change.kind}: {kept_bytes:,} of {size:,} bytes went on")
+    summary = tag("summary", f"{change.kind}: {kept_bytes:,} of {size:,} bytes sent on")
     back = [tag("ins", change.restored)] if change.restored else []
     return tag("details", summary, tag("pre", *back, *_pieces(change)), open=True)
 

@@ -46,18 +46,16 @@ class FrontMetrics:
 
     def __init__(self, history: History) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "sp_front_requests", "Requests by what became of them.", ["outcome"], registry=self.registry
-        )
+        self.requests = Counter("sp_front_requests", "Requests by outcome.", ["outcome"], registry=self.registry)
         self.tokens = Counter(
             "sp_front_tokens",
-            "Tokens of texts in the drafter's vocabulary: as they came, as they went on; and of prompts as the "
-            "upstream server counted them, of those cached.",
+            "Tokens of texts received and sent on, in the drafter's vocabulary; tokens of prompts, and of those cached, "
+            "as the upstream server reports them.",
             ["kind"],
             registry=self.registry,
         )
-        self.recalls = Counter("sp_front_recalls", "Passages that came back.", registry=self.registry)
-        self.seconds = Counter("sp_front_drafter_seconds", "What the drafter took.", registry=self.registry)
+        self.recalls = Counter("sp_front_recalls", "Restored passages.", registry=self.registry)
+        self.seconds = Counter("sp_front_drafter_seconds", "Seconds of scoring and selection.", registry=self.registry)
         store = history.store
         gauge = Gauge("sp_front_store_bytes", "Bytes of decisions.", registry=self.registry)
         gauge.set_function(lambda: store.nbytes)

@@ -123,7 +123,7 @@ def test_a_later_version_is_given_words(fake) -> None:  # type: ignore[no-untype
         (f"print(json.dumps([{ {**PP, 'n_gen': 8}!r}]))", OLD, "without one size"),
         (f"print(json.dumps([{ {**PP, 'samples_ns': ['x']}!r}]))", OLD, "without one size"),
         ("time.sleep(60)", OLD, "did not end within 1 s"),
-        ("pass", "usage: cat [file]", "is no llama-bench"),
+        ("pass", "usage: cat [file]", "is not llama-bench"),
     ],
 )
 def test_what_goes_wrong_is_one_line(fake, body: str, usage: str, said: str) -> None:  # type: ignore[no-untyped-def]
