@@ -49,7 +49,7 @@ class FrontMetrics:
         self.requests = Counter("sp_front_requests", "Requests by outcome.", ["outcome"], registry=self.registry)
         self.tokens = Counter(
             "sp_front_tokens",
-            "Tokens of texts received and sent on, in the drafter's vocabulary; tokens of prompts, and of those cached, "
+            "Tokens of texts received and sent on, in the drafter's vocabulary; tokens of prompts and cached tokens "
             "as the upstream server reports them.",
             ["kind"],
             registry=self.registry,
