@@ -1,4 +1,4 @@
-"""What must hold of conversations wherever the models are; the tests of both devices walk the same ways."""
+"""Properties of conversations on any device, checked by the tests of both CPU and GPU."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from sp.session.disk.shelf import Shelf
 from sp.studies.sample import sample
 
 PAIRS = (("tiny-qwen35", "drafter"), ("tiny-qwen3", "tiny-qwen35"))
-"""A recurrent target with a drafter that only attends, and the other way round."""
+"""A recurrent target with a drafter of attention only, and the other way round."""
 Chat = list[dict[str, str]]
 SIZE = 900
 """Characters of the document that a turn brings."""
 ROUNDED = 2 << 20
-"""Bytes by which the host memory of two small caches is rounded up where it is pinned."""
+"""Most bytes by which pinned host memory of two small caches is rounded up."""
 
 
 @cache
@@ -53,8 +53,8 @@ def pair(target: str, drafter: str, device: str) -> Pipeline:
     return Pipeline(model(target, "target", device), model(drafter, "drafter", device))
 
 
-def options(keep_ratio: float, scorer: str = "tail", **how: object) -> RunOptions:
-    built = SCORERS.build(scorer, how)
+def options(keep_ratio: float, scorer: str = "tail", **scorer_options: object) -> RunOptions:
+    built = SCORERS.build(scorer, scorer_options)
     return RunOptions(keep_ratio=keep_ratio, scorer=built, compress="always", max_new_tokens=6)
 
 
@@ -64,11 +64,11 @@ def chats(turns: int, size: int = SIZE) -> Iterator[Chat]:
     chat: Chat = []
     for turn in range(turns):
         text = document[size * turn : size * (turn + 1)]
-        chat += [said("user", text), said("assistant", "Read."), said("user", f"{example.question} ({turn})")]
+        chat += [message("user", text), message("assistant", "Read."), message("user", f"{example.question} ({turn})")]
         yield chat
 
 
-def said(role: str, content: str) -> dict[str, str]:
+def message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
@@ -77,25 +77,25 @@ def walk(talk: Conversation, turns: int, size: int = SIZE) -> Iterator[TurnResul
     for chat in chats(turns, size):
         result = talk.ask(chat)
         yield result
-        chat.append(said("assistant", result.answer.text or "."))
+        chat.append(message("assistant", result.answer.text or "."))
 
 
 def chosen(scores, prompt: TokenisedPrompt, start: int, run: RunOptions):  # type: ignore[no-untyped-def]
-    """Which tokens from `start` on a turn keeps by scores, (n - start,)."""
-    wanted = selection_request(scores, fixed(prompt, start), run.keep_ratio, prompt, start, 32)
-    return run.selector(wanted).selected | wanted.protected
+    """Mask of the tokens from `start` on that a turn selects by scores, (n - start,)."""
+    request = selection_request(scores, fixed(prompt, start), run.keep_ratio, prompt, start, 32)
+    return run.selector(request).selected | request.protected
 
 
 @contextmanager
 def first_logits() -> Iterator[list[np.ndarray]]:
-    """The logits every answer begins with, in order."""
+    """Collect the first logits of every answer, in order."""
     seen: list[np.ndarray] = []
     module = sp.session.answer
     generate = module.generate
 
-    def spy(model, logits, *rest, **how):  # type: ignore[no-untyped-def]
+    def spy(model, logits, *rest, **keywords):  # type: ignore[no-untyped-def]
         seen.append(on_host(logits))
-        return generate(model, logits, *rest, **how)
+        return generate(model, logits, *rest, **keywords)
 
     module.generate = spy
     try:
@@ -114,15 +114,15 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def replayed(talk: Conversation, result: TurnResult) -> np.ndarray:
-    """Logits of one prefill of all that stood in the cache when the turn answered."""
-    model, held = talk.pipeline.target.model, result.usage.held
-    slots, run = talk.slots.first(held), talk.options
-    cache = model.new_cache(held, run.kv)
+    """Logits of one prefill of all tokens that were in the cache when the turn answered."""
+    model, tokens = talk.pipeline.target.model, result.usage.held
+    slots, run = talk.slots.first(tokens), talk.options
+    cache = model.new_cache(tokens, run.kv)
     return on_host(prefill(model, slots.ids, slots.positions, cache, gaps=run.state_gaps))
 
 
 def whole_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> list[float]:
-    """Errors of each turn's logits against one prefill of the whole prompt, nothing left out."""
+    """Errors of each turn's logits against one prefill of the whole prompt."""
     talk, errors = Conversation(where, options(1.0)), []
     with first_logits() as seen:
         for result in walk(talk, turns, size):
@@ -134,7 +134,7 @@ def whole_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> list[float
 
 
 def compressed_turns(where: Pipeline, recall: str, turns: int = 4, size: int = SIZE) -> tuple[list[float], int]:
-    """The same of compressed turns against one prefill of what stood in the cache; and how many tokens came back."""
+    """Errors of compressed turns against one prefill of the tokens in the cache; and the number of recalled tokens."""
     memory = ConversationOptions(recall=recall, recall_ratio=0.3, recall_tokens=100)
     talk, errors, recalled = Conversation(where, options(0.3), memory), [], 0
     with first_logits() as seen:
@@ -142,40 +142,40 @@ def compressed_turns(where: Pipeline, recall: str, turns: int = 4, size: int = S
             result = talk.ask(chat)
             errors.append(error(seen[-1], replayed(talk, result)))
             recalled += result.usage.recalled
-            if number == 1:  # the client thinks better of it
-                chat[-1] = said("user", "What else?")
+            if number == 1:  # the client edits its last message
+                chat[-1] = message("user", "What else?")
                 result = talk.ask(chat)
                 errors.append(error(seen[-1], replayed(talk, result)))
                 assert result.usage.cached > result.usage.prompt // 2
-            chat.append(said("assistant", result.answer.text or "."))
+            chat.append(message("assistant", result.answer.text or "."))
     return errors, recalled
 
 
 def warm_and_cold(
-    where: Pipeline, keys: str, scorer: str, turns: int = 3, size: int = SIZE, **how: object
+    where: Pipeline, keys: str, scorer: str, turns: int = 3, size: int = SIZE, **scorer_options: object
 ) -> list[tuple[float, float, int]]:
-    """Of each turn: the error of its scores against those of the whole prompt scored anew; what share of the worth
-    kept then is kept now; and in how many tokens the two kept sets differ."""
-    run = options(0.3, scorer, **how)
-    talk, found = Conversation(where, run, ConversationOptions(recall="off", keys=keys)), []
+    """Compare each turn with scoring the whole prompt again: the error of its scores, the share of the reference's
+    score sum that it selects, and the number of tokens by which the two selections differ."""
+    run = options(0.3, scorer, **scorer_options)
+    talk, rows = Conversation(where, run, ConversationOptions(recall="off", keys=keys)), []
     for result in walk(talk, turns, size):
         cold = where.score(result.prompt, RunOptions(keep_ratio=1.0, scorer=run.scorer))
         want = transfer_scores(cold.importance.scores, cold.drafted.bytes, result.prompt.bytes)
         start = result.usage.cached
-        mine, theirs = result.present[start:], chosen(want, result.prompt, start, run)
-        worth = float(want[start:][mine].sum() / want[start:][theirs].sum())
-        found.append((error(result.scores, want), worth, int((mine ^ theirs).sum())))
+        own, reference = result.present[start:], chosen(want, result.prompt, start, run)
+        worth = float(want[start:][own].sum() / want[start:][reference].sum())
+        rows.append((error(result.scores, want), worth, int((own ^ reference).sum())))
         assert result.usage.drafted < result.usage.prompt - start + 60
-    return found
+    return rows
 
 
 def parked_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> None:
-    """Caches that leave after every turn change nothing, and come back."""
+    """Check that offloading the caches after every turn changes no answer."""
     stay, leave = (Conversation(where, options(0.4)) for _ in range(2))
-    for one, other in zip(walk(stay, turns, size), walk(leave, turns, size), strict=True):
-        assert one.answer.tokens == other.answer.tokens
-        assert one.usage == other.usage
-        np.testing.assert_array_equal(one.present, other.present)
+    for resident, offloaded in zip(walk(stay, turns, size), walk(leave, turns, size), strict=True):
+        assert resident.answer.tokens == offloaded.answer.tokens
+        assert resident.usage == offloaded.usage
+        np.testing.assert_array_equal(resident.present, offloaded.present)
         before = leave.nbytes + leave.host_nbytes
         assert leave.offload()
         assert leave.nbytes == 0 < leave.host_nbytes <= before + ROUNDED
@@ -185,17 +185,17 @@ def parked_turns(where: Pipeline, turns: int = 4, size: int = SIZE) -> None:
 
 
 def restarted_turns(where: Pipeline, folder: Path, turns: int = 4, size: int = SIZE) -> None:
-    """Each turn by other conversations, from files that those before left, changes nothing."""
+    """Check that continuing each turn from files, in other conversations, changes no answer."""
     run = options(0.4)
     stay = Conversation(where, run)
     for number, chat in enumerate(chats(turns, size)):
-        one, talks = stay.ask(chat), Conversations(where, shelf=Shelf(folder, 1 << 30, "the same pair", print))
+        expected, talks = stay.ask(chat), Conversations(where, shelf=Shelf(folder, 1 << 30, "the same pair", print))
         other = talks.answer(prompt_of(chat, where.target), run)
         assert other.restored == (number > 0)
-        assert one.answer.tokens == other.answer.tokens
-        assert one.usage == other.usage
-        np.testing.assert_array_equal(one.present, other.present)
-        if number % 2:  # what is written lies in host memory then
+        assert expected.answer.tokens == other.answer.tokens
+        assert expected.usage == other.usage
+        np.testing.assert_array_equal(expected.present, other.present)
+        if number % 2:  # files are then written from host memory
             talks._entries[0].talk.offload()
         talks.close()
-        chat.append(said("assistant", one.answer.text or "."))
+        chat.append(message("assistant", expected.answer.text or "."))

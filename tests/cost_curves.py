@@ -1,7 +1,7 @@
-"""Cost from 8K to 1M tokens on 1, 2 and 4 GPUs: predicted, where measured, and the peer's; run it to draw it.
+"""Cost from 8K to 1M tokens on 1, 2 and 4 GPUs: predicted, measured, and the peer's; run it to draw the figure.
 
 The peer's times are quoted: llama-bench of llama-cpp-python 0.3.36 on an H200, 27B shapes as Q4_K_M, flash attention.
-Between and beyond its prompts they are reckoned by a n + b n^2, fitted to the quoted ones.
+Between and beyond its prompts they are estimated by a n + b n^2, fitted to the quoted ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PICTURE = ROOT / "docs" / "pictures" / "cost-curves.png"
 GPU, GPUS, KEEP, RULE = "h200", (1, 2, 4), 0.05, "constant:64"
 LENGTHS = tuple(1 << power for power in range(13, 21))
 PEER = {8192: 2457.0, 32768: 2330.0, 131072: 1942.0}
-"""Tokens a second by tokens of the prompt, quoted."""
+"""Quoted tokens per second by prompt length."""
 COLOURS = dict(zip(GPUS, ("#1c7ed6", "#2f9e44", "#f08c00"), strict=True))
 
 
@@ -52,20 +52,20 @@ class Cost:
 
 def predicted() -> list[Cost]:
     """All lengths and numbers of GPUs, on H200."""
-    gpu, rule, found = find_gpu(GPU), read_rule(RULE, "blocks"), []
+    gpu, rule, costs = find_gpu(GPU), read_rule(RULE, "blocks"), []
     target = TimedModel.of_shape(*PAIR[0]).multiplied_in(Math.INT8, gpu)
     drafter = TimedModel.of_shape(*PAIR[1]).multiplied_in(AUTO, gpu)
     for gpus in GPUS:
-        one, part = Roofline(gpu, gpus, gpus), target.shared_by(gpus)
+        roofline, part = Roofline(gpu, gpus, gpus), target.shared_by(gpus)
         for n in LENGTHS:
-            times = one.compressed(part, drafter, n, KEEP, expected_density(rule, n))
-            full = one.full_s(part, n) if n <= target.config.context else None
-            found.append(Cost(n, gpus, times.score_s, times.ttft_s, full))
-    return found
+            times = roofline.compressed(part, drafter, n, KEEP, expected_density(rule, n))
+            full = roofline.full_s(part, n) if n <= target.config.context else None
+            costs.append(Cost(n, gpus, times.score_s, times.ttft_s, full))
+    return costs
 
 
 def peer(tokens: int) -> float:
-    """Seconds of the peer's full prefill: quoted, or by the curve through what is quoted.
+    """Seconds of the peer's full prefill: quoted, or by the curve through the quoted ones.
 
     >>> round(peer(131072), 1)
     67.5
@@ -79,26 +79,26 @@ def peer(tokens: int) -> float:
 
 
 def measured() -> list[tuple[int, int, float]]:
-    """GPUs, tokens and seconds of scorings by the rule."""
-    found = []
+    """List (GPUs, tokens, seconds) of measured scorings with the rule."""
+    scorings = []
     for row in newest(ROOT / "results" / f"nvidia-{GPU}" / "drafter.jsonl"):
         c = row["config"]
         if c.get("blocks") == RULE and c["model"].startswith(PAIR[1][0]):
-            found.append((c["cards"], c["prompt_tokens"], row["metrics"]["score_s"]))
-    return found
+            scorings.append((c["cards"], c["prompt_tokens"], row["metrics"]["score_s"]))
+    return scorings
 
 
 def curves() -> list[str]:
-    """A row a length: scoring and the first token by GPUs, full prefills, and the exponent from the row before on."""
-    costs, lines = {(one.tokens, one.gpus): one for one in predicted()}, []
+    """One row per length: scoring and first token by GPUs, full prefills, and the exponent since the row before."""
+    costs, lines = {(cost.tokens, cost.gpus): cost for cost in predicted()}, []
     config = TimedModel.of_shape(*PAIR[1]).config
     for before, n in zip((None, *LENGTHS), LENGTHS, strict=False):
-        mine = [costs[n, gpus] for gpus in GPUS]
+        row = [costs[n, gpus] for gpus in GPUS]
         grew = math.log2(costs[n, 1].score / costs[before, 1].score) if before else None
         other = f"{peer(n):.3g}" + ("" if n in PEER else " (extrapolated)" if n > max(PEER) else " (interpolated)")
         lines.append(
-            [format_tokens(n), *(seconds_text(one.score) for one in mine), "" if grew is None else f"{grew:.2f}",
-             *(seconds_text(one.first) for one in mine), *(seconds_text(one.full) for one in mine), other,
+            [format_tokens(n), *(seconds_text(cost.score) for cost in row), "" if grew is None else f"{grew:.2f}",
+             *(seconds_text(cost.first) for cost in row), *(seconds_text(cost.full) for cost in row), other,
              f"{scoring_bytes(config, n) / 2**30:.1f}"]
         )  # fmt: skip
     heads = ["tokens"]
@@ -112,28 +112,30 @@ def _gpus(count: int) -> str:
 
 
 def figure() -> Figure:
-    """Two panels: scoring with what was measured, and first tokens with full prefills and the peer's."""
+    """Draw two panels: scoring with measurements, and first tokens with full prefills and the peer's."""
     drawn = Figure(figsize=(7.2, 3.5), layout="constrained")
-    left, right = drawn.subplots(1, 2)
+    scoring, first_token = drawn.subplots(1, 2)
     costs = predicted()
     for gpus in GPUS:
-        mine = [one for one in costs if one.gpus == gpus]
+        series = [cost for cost in costs if cost.gpus == gpus]
         line: dict[str, Any] = {"color": COLOURS[gpus], "linestyle": "--", "linewidth": 1.4}
-        told = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
-        left.plot(LENGTHS, [one.score for one in mine], label=f"{told}, predicted", **line)
-        right.plot(LENGTHS, [one.first for one in mine], label=f"{told}, keep {KEEP}", **line)
-        whole = [one for one in mine if one.full is not None]
-        right.plot([one.tokens for one in whole], [one.full for one in whole], **(line | {"linestyle": ":"}))
+        label = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
+        scoring.plot(LENGTHS, [cost.score for cost in series], label=f"{label}, predicted", **line)
+        first_token.plot(LENGTHS, [cost.first for cost in series], label=f"{label}, keep {KEEP}", **line)
+        with_full = [cost for cost in series if cost.full is not None]
+        first_token.plot(
+            [cost.tokens for cost in with_full], [cost.full for cost in with_full], **(line | {"linestyle": ":"})
+        )
     for gpus, marker in ((1, "o"), (2, "s"), (4, "D")):
         points = [(n, seconds) for count, n, seconds in measured() if count == gpus]
         style: dict[str, Any] = {"color": COLOURS[gpus], "marker": marker, "linestyle": "", "markersize": 5}
-        left.plot(*zip(*points, strict=True), label=f"{gpus}, measured", **style)
+        scoring.plot(*zip(*points, strict=True), label=f"{gpus}, measured", **style)
     quoted, beyond = list(PEER), [n for n in LENGTHS if n >= max(PEER)]
-    right.plot(quoted, [peer(n) for n in quoted], color=INK, label="llama.cpp in full, quoted")
-    right.plot(beyond, [peer(n) for n in beyond], color=INK, linestyle=":", label="the same, extrapolated")
-    right.plot([], [], color="#868e96", linestyle=":", label="ours in full, predicted")
-    _dress(left, f"scoring, {RULE.replace(':', ' ')} blocks")
-    _dress(right, "first token")
+    first_token.plot(quoted, [peer(n) for n in quoted], color=INK, label="llama.cpp in full, quoted")
+    first_token.plot(beyond, [peer(n) for n in beyond], color=INK, linestyle=":", label="the same, extrapolated")
+    first_token.plot([], [], color="#868e96", linestyle=":", label="ours in full, predicted")
+    _dress(scoring, f"scoring, {RULE.replace(':', ' ')} blocks")
+    _dress(first_token, "first token")
     return drawn
 
 

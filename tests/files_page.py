@@ -1,4 +1,4 @@
-"""The tables of docs/files-and-gpus.md, made from shapes, plans and records; run it to print them anew."""
+"""Generated tables of docs/files-and-gpus.md, from shapes, plans and records; run it to update the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "files-and-gpus.md"
 RECORDS = ROOT / "results" / "nvidia-h200" / "ttft.jsonl"
 TYPES = ("q4_k_m", "ud-q4_k_xl", "q8_0")
-"""File types that the page tells of; of models that are published in another one, that alone."""
+"""File types on the page; models that are published in another one have only that."""
 
 
 def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]:
@@ -47,22 +47,29 @@ def files() -> Iterator[tuple[str, str, ModelConfig, int, int, Stacks, Drafter]]
         for file_type in TYPES if shape.usual_type in TYPES else (shape.usual_type,):
             plan = shape.plan(file_type)
             formats = {tensor: fmt for tensor, _, fmt in plan}
-            held = weights_bytes(shape.config, formats), stack_bytes(shape.config, formats)
+            device_bytes = weights_bytes(shape.config, formats), stack_bytes(shape.config, formats)
             nbytes = sum(fmt.nbytes(dims) for _, dims, fmt in plan)
-            yield name, file_type, shape.config, nbytes, *held, proposed(f"{name}-{file_type}", shape.config, size)
+            yield (
+                name,
+                file_type,
+                shape.config,
+                nbytes,
+                *device_bytes,
+                proposed(f"{name}-{file_type}", shape.config, size),
+            )
 
 
 def proposed(target: str, config: ModelConfig, parameters: int) -> Drafter:
-    """The first drafter that was measured with a target, or else the first of all."""
+    """Return the first drafter that was measured with a target, else the first of all."""
     drafters = drafters_for(config, parameters)
     tried = {r["config"]["drafter"] for r in measured() if r["config"]["target"] == f"{target}.synthetic"}
-    return next((one for one in drafters if f"{one.name}-bf16.synthetic" in tried), drafters[0])
+    return next((drafter for drafter in drafters if f"{drafter.name}-bf16.synthetic" in tried), drafters[0])
 
 
 @cache
 def measured() -> list[dict[str, Any]]:
     """The newest records of compressed requests that some GPU has room for."""
-    found = []
+    records = []
     for record in newest(RECORDS):
         config, peak = record["config"], record["metrics"].get("peak_bytes")
         pair = config["drafter"] and config["keep_ratio"] >= KEEP and config["scorer"] == "tail"
@@ -73,12 +80,12 @@ def measured() -> list[dict[str, Any]]:
             and peak
             and peak <= room(GPUS[-1])
         ):
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
 def proof(name: str, file_type: str, drafter: str, tokens: int, gpu: int) -> dict[str, Any] | None:
-    """A record of a request as long that took no more than a GPU has, of the fewest options."""
+    """Return the record with the fewest options of a request of this length that fits a GPU; None without one."""
     fitting = [
         record
         for record in measured()
@@ -87,48 +94,50 @@ def proof(name: str, file_type: str, drafter: str, tokens: int, gpu: int) -> dic
         and record["config"]["prompt_tokens"] >= tokens
         and record["metrics"]["peak_bytes"] <= room(gpu)
     ]
-    return min(fitting, key=lambda one: (one["config"]["vram"] is not None, one["config"]["keep_ratio"]), default=None)
+    return min(
+        fitting, key=lambda record: (record["config"]["vram"] is not None, record["config"]["keep_ratio"]), default=None
+    )
 
 
 @cache
 def cells() -> list[str]:
-    """Files by GPUs: the longest prompt and how, predicted, and whether it was measured."""
+    """Longest prompt by file and GPU, with its options, predicted or measured."""
     rows = []
-    for name, file_type, config, nbytes, held, stacks, drafter in files():
+    for name, file_type, config, nbytes, weights, stacks, drafter in files():
         row = [f"{name} {file_type.upper()}", f"{nbytes / 1e9:.1f}", drafter.name]
         for gpu in GPUS:
-            found = longest(config, held, drafter, gpu, stacks=stacks)
-            if found is None:
+            fit = longest(config, weights, drafter, gpu, stacks=stacks)
+            if fit is None:
                 row.append("no, *predicted*")
                 continue
-            tokens, way = found
-            options = "".join(f" `{one}`" for one in way.options(gpu))
+            tokens, mode = fit
+            options = "".join(f" `{option}`" for option in mode.options(gpu))
             seen = proof(name, file_type, drafter.name, tokens, gpu)
             kv = "" if seen is None else seen["config"]["kv"].split()[0]
-            said = "*predicted*" if seen is None else "measured" if kv == way.kv else f"*predicted*, {kv} measured"
-            row.append(f"{format_tokens(tokens)}{options}, {said}")
+            evidence = "*predicted*" if seen is None else "measured" if kv == mode.kv else f"*predicted*, {kv} measured"
+            row.append(f"{format_tokens(tokens)}{options}, {evidence}")
         rows.append(row)
     return table(["file", "GB", "drafter (BF16)", *(f"{gpu} GB" for gpu in GPUS)], rows)
 
 
 def records() -> list[str]:
-    """The records that cells call measured."""
+    """Records behind the cells that are called measured."""
     rows = {}
-    for record in sorted(measured(), key=lambda one: one["metrics"]["peak_bytes"]):  # of two alike the larger
+    for record in sorted(measured(), key=lambda record: record["metrics"]["peak_bytes"]):  # of two alike the larger
         config, peak = record["config"], record["metrics"]["peak_bytes"]
         if config["prompt_tokens"] in REPORTED_LENGTHS and config["keep_ratio"] == KEEP:
             gpus = ", ".join(str(gpu) for gpu in GPUS if peak <= room(gpu))
             budget = f"`--vram {config['vram']}`" if config["vram"] else "none"
             sizes = [format_tokens(config["prompt_tokens"]), config["kv"], budget, f"{peak / 2**30:.1f}", gpus]
             names = [config["target"].removesuffix(".synthetic"), config["drafter"].removesuffix(".synthetic")]
-            asked = config["prompt_tokens"], config["vram"] or ""
-            rows[*names, *asked] = [*names, *sizes, f"{record['date'][:10]}, {record['commit']}"]
-    found = [rows[key] for key in sorted(rows)]
-    return table(["target", "drafter", "prompt", "KV", "budget", "peak GiB", "fits GPUs of", "record of"], found)
+            size_key = config["prompt_tokens"], config["vram"] or ""
+            rows[*names, *size_key] = [*names, *sizes, f"{record['date'][:10]}, {record['commit']}"]
+    ordered = [rows[key] for key in sorted(rows)]
+    return table(["target", "drafter", "prompt", "KV", "budget", "peak GiB", "fits GPUs of", "record of"], ordered)
 
 
 def tables() -> dict[str, list[str]]:
-    """Every table of the page by its name there."""
+    """Generated tables of the page, by name."""
     return {"cells": cells(), "records": records()}
 
 

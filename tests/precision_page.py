@@ -1,4 +1,4 @@
-"""The tables of docs/precision.md, made from records; run it to write them anew."""
+"""Generated tables of docs/precision.md, from records; run it to update the page."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PAGE = ROOT / "docs" / "precision.md"
 FOLDER = ROOT / "results" / "intel-r-xeon-r-processor-2core"
 GPU = ROOT / "results" / "nvidia-h200"
 SLOWER = ROOT / "results" / "nvidia-h100-80gb-hbm3"
-"""A GPU that attention was measured on as it is made now."""
+"""A GPU with measurements of the present 8-bit attention."""
 LATER = ROOT / "results" / "amd-epyc-2core"
-"""Where attention's errors were measured as it is made now; no machine makes others."""
+"""Machine of the errors of the present 8-bit attention, which are the same on any machine."""
 WAYS = {
     "bf16, as today's prefill": "bf16",
     "math int8: per 256, weights too, loud channels apart": "`--precision int8`",
@@ -29,7 +29,7 @@ WAYS = {
     "int8 per 256, weights too": "int8 per 256, nothing apart",
     "int8 per 32, q8_1": "blocks of 32 as in llama.cpp, emulated",
 }
-"""Rows of the records that the page shows, and what it calls them."""
+"""Rows of the records that the page shows, with their names there."""
 COLUMNS = ((0, "whole"), (100, "whole"), (100, "quiet"), (1000, "whole"), (1000, "quiet"))
 
 
@@ -39,21 +39,21 @@ def records(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
 
 def products() -> list[str]:
     """Errors of products in per cent: the mean square over the shapes."""
-    found = records("eight_bit_errors")
+    measured = records("eight_bit_errors")
     rows = []
     for fmt in ("Q4_K", "Q6_K", "Q8_0"):
         for way, name in WAYS.items():
             cells = []
             for outliers, part in COLUMNS:
-                mine = [r for r in found if (r["config"]["type"], r["config"]["outliers"]) == (fmt, outliers)]
-                errors = [r["metrics"][way][part] for r in mine]
+                matching = [r for r in measured if (r["config"]["type"], r["config"]["outliers"]) == (fmt, outliers)]
+                errors = [r["metrics"][way][part] for r in matching]
                 cells.append(f"{100 * np.sqrt(np.mean(np.square(errors))):.3g}")
             rows.append([fmt, name, *cells])
     return table(["weights", "products", "normal", "100", "100, quiet", "1,000", "1,000, quiet"], rows)
 
 
 def model() -> list[str]:
-    """What the embedded target loses."""
+    """Errors of the embedded target."""
     (record,) = records("eight_bit_model")
     rows = []
     for way, name in WAYS.items():
@@ -63,18 +63,18 @@ def model() -> list[str]:
 
 
 def large() -> list[str]:
-    """What the 27B shape loses on a GPU, by how many of its first layers are left in BF16."""
-    found: dict[tuple[str, str, int], dict[str, float]] = {}
+    """Errors of the 27B shape on a GPU, by the number of first layers in BF16."""
+    by_kernels: dict[tuple[str, str, int], dict[str, float]] = {}
     for record in newest(GPU / "eight_bit_large.jsonl"):
         c = record["config"]
         layers = find_shape(c["shape"]).config.layers
-        left = c.get("left", layers if c["math"] == "bf16" else FIRST_LAYERS)
-        found[c["path"], c["math"], left] = record["metrics"]
-    del found["sm_90a", "bf16", layers]  # what others are compared with
+        bf16_layers = c.get("left", layers if c["math"] == "bf16" else FIRST_LAYERS)
+        by_kernels[c["path"], c["math"], bf16_layers] = record["metrics"]
+    del by_kernels["sm_90a", "bf16", layers]  # what others are compared with
     rows = [
-        [path, precision, f"{left}", f"{m['kl']:.2g}", f"{100 * m['logits']:.2g}", f"{100 * m['top']:.0f}"]
-        for (path, precision, left), m in sorted(
-            found.items(), key=lambda item: (item[0][0] == "portable", *item[0][1:])
+        [path, precision, f"{bf16_layers}", f"{m['kl']:.2g}", f"{100 * m['logits']:.2g}", f"{100 * m['top']:.0f}"]
+        for (path, precision, bf16_layers), m in sorted(
+            by_kernels.items(), key=lambda item: (item[0][0] == "portable", *item[0][1:])
         )
     ]
     return table(["kernels", "products", "first layers in BF16", "KL (nats)", "logits (%)", "same token (%)"], rows)
@@ -95,7 +95,7 @@ def answers() -> list[str]:
 
 
 def choices() -> list[str]:
-    """What the drafter and the draft find, task by task."""
+    """Agreement of selections, and acceptance of the draft model, by task."""
     rows = []
     for record in sorted(records("eight_bit_answers"), key=lambda r: r["config"]["task"]):
         m = record["metrics"]
@@ -114,13 +114,13 @@ def choices() -> list[str]:
 
 def attention() -> list[str]:
     """Errors of attention in per cent."""
-    found = {record["config"]["inputs"]: record["metrics"] for record in records("eight_bit_attention", LATER)}
-    heads = ["inputs", *next(iter(found.values()))]
-    return table(heads, [[kind, *(f"{100 * error:.2g}" for error in m.values())] for kind, m in found.items()])
+    by_inputs = {record["config"]["inputs"]: record["metrics"] for record in records("eight_bit_attention", LATER)}
+    heads = ["inputs", *next(iter(by_inputs.values()))]
+    return table(heads, [[kind, *(f"{100 * error:.2g}" for error in m.values())] for kind, m in by_inputs.items()])
 
 
-def kept() -> list[str]:
-    """What the drafter keeps of long prompts with its 8-bit attention, and with its products too."""
+def selections() -> list[str]:
+    """Selections from long prompts with 8-bit attention of the drafter, and with 8-bit products as well."""
     rows = []
     for record in sorted(records("eight_bit_kept", LATER), key=lambda r: r["config"]["task"]):
         m = record["metrics"]
@@ -140,47 +140,47 @@ def by_path(item: tuple[tuple[str, int], Any]) -> tuple[bool, int]:
 
 
 def prefills(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
-    """Tokens a second of the 27B shape on one GPU of a folder, by path and length, and by what is multiplied."""
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    """Prefill speed of the 27B shape on one GPU of a folder, in tokens per second, by (path, length) and precision."""
+    speeds: dict[tuple[str, int], dict[str, float]] = {}
     for record in newest(folder / "prefill.jsonl"):
         c = record["config"]
         alone = c["engine"] == "sp" and c.get("cards", 1) == 1
         if alone and (c["shape"], c["type"], c.get("asked_density")) == ("qwen3.6-27b", "q4_k_m", None):
-            found.setdefault((c["path"], c["prompt_tokens"]), {})[precisions_of(c)[0]] = record["metrics"]["tok_s"]
-    return found
+            speeds.setdefault((c["path"], c["prompt_tokens"]), {})[precisions_of(c)[0]] = record["metrics"]["tok_s"]
+    return speeds
 
 
 def rates() -> list[str]:
-    """Prefill of the 27B shape in tokens a second, by path and length."""
+    """Prefill speed of the 27B shape in tokens per second, by path and length."""
     rows = [
         [
             f"{tokens:,}",
             path,
             weights,
-            f"{found['bf16']:,.0f}",
-            f"{found[way]:,.0f}",
-            f"{found[way] / found['bf16']:.2f}",
+            f"{speeds['bf16']:,.0f}",
+            f"{speeds[way]:,.0f}",
+            f"{speeds[way] / speeds['bf16']:.2f}",
         ]
-        for (path, tokens), found in sorted(prefills(GPU).items(), key=by_path)
+        for (path, tokens), speeds in sorted(prefills(GPU).items(), key=by_path)
         for way, weights in (("int8", "per product"), (prequantized_label("int8"), "prequantized"))
-        if way in found and "bf16" in found
+        if way in speeds and "bf16" in speeds
     ]
     return table(["tokens", "kernels", "weights", "bf16 (tok/s)", "int8 (tok/s)", "int8 over bf16"], rows)
 
 
 def short_rates() -> list[str]:
-    """The same of short prompts with kept weights, on a GPU that has them."""
+    """Prefill speed of short prompts with prequantized weights, on a GPU with such records."""
     ways = "bf16", prequantized_label("int8")
     rows = [
-        [f"{tokens:,}", *(f"{found[way]:,.0f}" if way in found else "" for way in ways)]
-        for (path, tokens), found in sorted(prefills(SLOWER).items())
-        if path == "sm_90a" and ways[1] in found
+        [f"{tokens:,}", *(f"{speeds[way]:,.0f}" if way in speeds else "" for way in ways)]
+        for (path, tokens), speeds in sorted(prefills(SLOWER).items())
+        if path == "sm_90a" and ways[1] in speeds
     ]
     return table(["tokens", "bf16 (tok/s)", "int8 kept (tok/s)"], rows)
 
 
 def attention_rates() -> list[str]:
-    """Milliseconds of a drafter's attention and scoring on a GPU, by what its attention is made in."""
+    """Milliseconds of a drafter's attention and scoring on a GPU, by precision of attention."""
     layers, times = {}, {}
     for record in newest(SLOWER / "byte_attention.jsonl"):
         c = record["config"]
@@ -190,26 +190,32 @@ def attention_rates() -> list[str]:
             layers[c["density"], c["math"]] = record["metrics"]["ms"], c["read"]
     for record in newest(SLOWER / "drafter.jsonl"):
         c = record["config"]
-        wanted = {"model": "qwen3-0.6b bf16 (random)", "prompt_tokens": 131072, "path": "sm_90a", "cards": 1}
-        if "blocks" not in c and {name: c[name] for name in wanted} == wanted:
+        key = {"model": "qwen3-0.6b bf16 (random)", "prompt_tokens": 131072, "path": "sm_90a", "cards": 1}
+        if "blocks" not in c and {name: c[name] for name in key} == key:
             times[c["density"]] = 1e3 * record["metrics"]["score_s"]
     rows = []
     for density in sorted({density for density, _ in layers}):
-        (half, read), (eight, _) = (layers[density, precision] for precision in ("f16", "int8"))
-        cells = [f"{100 * read:.1f} %", f"{half:.1f}", f"{eight:.1f}", f"{rounding:.2f}", f"{times[density]:.0f}"]
+        (half, share), (eight, _) = (layers[density, precision] for precision in ("f16", "int8"))
+        cells = [
+            f"{100 * share:.1f} %",
+            f"{half:.1f}",
+            f"{eight:.1f}",
+            f"{rounding:.2f}",
+            f"{times[density]:.0f}",
+        ]
         rows.append(cells)
     heads = ["blocks read", "a layer, float16 (ms)", "8-bit (ms)", "rounding (ms)"]
     return table([*heads, "scoring, 8-bit (ms)"], rows)
 
 
-def difference(found: Sequence[float]) -> str:
-    """Points, with the interval; of pairs that are all alike there is none."""
-    mean, low, high = (100 * part for part in found)
+def difference(interval: Sequence[float]) -> str:
+    """Format a difference in percentage points with its interval, without one if all pairs are equal."""
+    mean, low, high = (100 * part for part in interval)
     return f"{mean:+.0f}" if low == high else f"{mean:+.0f} ({low:+.0f} to {high:+.0f})"
 
 
 def tables() -> dict[str, list[str]]:
-    """Every table of the page by its name there."""
+    """Generated tables of the page, by name."""
     return {
         "rates": rates(),
         "short": short_rates(),
@@ -219,7 +225,7 @@ def tables() -> dict[str, list[str]]:
         "answers": answers(),
         "choices": choices(),
         "attention": attention(),
-        "kept": kept(),
+        "kept": selections(),
         "attention rates": attention_rates(),
     }
 

@@ -1,4 +1,4 @@
-"""The tables of times in docs/files-and-gpus.md, made from GPUs, shapes and records; run it to print them anew."""
+"""Generated tables of times in docs/files-and-gpus.md, from GPUs, shapes and records; run it to update the page."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ def times(
     gpu: GPUSpec, precision: AskedPrecision = Math.BF16, drafter_precision: AskedPrecision = Math.BF16
 ) -> list[str]:
     """A GPU's cells: a full prefill of 8K tokens, the first token of 128K in full and at keep 0.05, decoding."""
-    target, drafter = (shape_subject(*one) for one in PAIR)
+    target, drafter = (shape_subject(*model) for model in PAIR)
     plan = make_plan(target, drafter, gpu.gib, LONG, lengths=(SHORT, LONG))
     short, long = predicted_times(plan, gpu, expected, precision, drafter_precision)
-    return [seconds_text(one) for one in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])]
+    return [
+        seconds_text(seconds) for seconds in (short["full_s"], long["full_s"], long["ttft_s"], long["decode_tok_s"])
+    ]
 
 
 def gpus() -> list[str]:
-    """GPUs by times, all of them predicted."""
+    """Predicted times by GPU."""
     heads = ["8K in full (s)", "128K in full (s)", "128K, keep 0.05 (s)", "the same in int8 (s)", "decode (tok/s)"]
     rows = []
     for gpu in KNOWN:
         *first, decoded = times(gpu)
-        peaks = [f"{one / 1e12:g}" for one in (gpu.flops, gpu.int8)] + [f"{gpu.bandwidth / 1e9:g}", str(gpu.gib)]
+        peaks = [f"{rate / 1e12:g}" for rate in (gpu.flops, gpu.int8)] + [f"{gpu.bandwidth / 1e9:g}", str(gpu.gib)]
         rows.append([gpu.name, *peaks, *first, times(gpu, Math.INT8, AUTO)[2], decoded])
     return table(["GPU", "TFLOP/s", "TOP/s, int8", "GB/s", "GiB", *(f"*predicted* {head}" for head in heads)], rows)
 
 
 def efficiency() -> list[str]:
-    """What the roofline takes of each limit."""
-    return table(["kind of work", *EFFICIENCY], [["of its limit", *(f"{one:.0%}" for one in EFFICIENCY.values())]])
+    """Share of each limit that the roofline assumes."""
+    return table(["kind of work", *EFFICIENCY], [["of its limit", *(f"{share:.0%}" for share in EFFICIENCY.values())]])
 
 
 @dataclass(frozen=True)
 class Row:
-    """One record: what was measured and is predicted of it, in seconds, with what they are of and from when."""
+    """Measured and predicted seconds of one record, with its model, machine and date."""
 
     bench: str
     name: str
@@ -77,22 +79,22 @@ class Row:
 @cache
 def rows() -> tuple[Row, ...]:
     """The newest records, of prefills, decoded tokens, scorings and requests, of dense models in named shapes."""
-    read = {"prefill": _prefill, "decode": _decode, "drafter": _scoring, "ttft": _request}
-    found = []
+    readers = {"prefill": _prefill, "decode": _decode, "drafter": _scoring, "ttft": _request}
+    records = []
     for gpu, folder in MACHINES.items():
-        for bench, times_of in read.items():
+        for bench, times_of in readers.items():
             for record in newest(folder / f"{bench}.jsonl"):
                 config = record["config"]
                 for name, measured, predicted in times_of({"card": gpu, **config}, record["metrics"]):
                     name += f", {config['path']}, {precisions_of(config)[0]}"
-                    found.append(Row(bench, name, gpu, max(gpus_of(config)), measured, predicted, record["date"]))
-    return tuple(found)
+                    records.append(Row(bench, name, gpu, max(gpus_of(config)), measured, predicted, record["date"]))
+    return tuple(records)
 
 
-Found = Iterator[tuple[str, float, float]]
+Timings = Iterator[tuple[str, float, float]]
 
 
-def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model = weights(c["shape"], c["type"])
     if model and c["engine"] == "sp" and c.get("asked_density") is None:
         count, tokens = gpus_of(c)[0], c["prompt_tokens"]
@@ -101,7 +103,7 @@ def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
             yield f"{c['shape']} {c['type']}, {tokens:,} tokens", tokens / m["tok_s"], seconds
 
 
-def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model = weights(c["shape"], c["type"])
     if model and c["engine"] == "sp" and c["method"] == "greedy":
         count, context = gpus_of(c)[0], c["context"]
@@ -110,7 +112,7 @@ def _decode(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
         yield f"{c['shape']} {c['type']}, after {context:,} tokens", 1 / m["tok_s"], seconds
 
 
-def _scoring(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+def _scoring(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     shape, _, rest = c["model"].partition(" ")
     model = weights(shape, rest.partition(" ")[0])
     if model and (model := _made_in(model, precisions_of(c)[0], c, "asked_math")):
@@ -119,7 +121,7 @@ def _scoring(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
         yield f"{shape}, {tokens:,} tokens at density {m['density']:.2f}", m["score_s"], seconds
 
 
-def _request(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
+def _request(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model, (reading, sharing), (precision, small) = weights(*_named(c["target"])), gpus_of(c), precisions_of(c)
     if not model or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
         return
@@ -139,7 +141,7 @@ def _request(c: Mapping[str, Any], m: Mapping[str, Any]) -> Found:
 
 @cache
 def weights(shape: str | None, file_type: str) -> TimedModel | None:
-    """Of a named shape; None of other models and of mixtures."""
+    """Return the model of a named shape; None for other models and for mixtures."""
     if shape is None:
         return None
     try:
@@ -155,12 +157,14 @@ def _named(file: str) -> tuple[str, str]:
     return shape, file_type
 
 
-def _made_in(model: TimedModel, precision: str, c: Mapping[str, Any], asked: str) -> TimedModel | None:
-    """A model in the arithmetic of its record; None of others than BF16 and int8."""
-    made = model.multiplied_in(AUTO if c.get(asked) == AUTO else Math.INT8, find_gpu(c["card"]), c["path"])
+def _made_in(model: TimedModel, precision: str, c: Mapping[str, Any], precision_key: str) -> TimedModel | None:
+    """Return a model with the precision of its record; None for others than BF16 and int8."""
+    int8_model = model.multiplied_in(
+        AUTO if c.get(precision_key) == AUTO else Math.INT8, find_gpu(c["card"]), c["path"]
+    )
     known = {
-        str(Math.BF16): model, str(Math.INT8): made, prequantized_label(Math.INT8): made,
-        attention_only_label(Math.INT8): replace(model, int8_attention=made.int8_attention),
+        str(Math.BF16): model, str(Math.INT8): int8_model, prequantized_label(Math.INT8): int8_model,
+        attention_only_label(Math.INT8): replace(model, int8_attention=int8_model.int8_attention),
     }  # fmt: skip
     return known.get(precision)
 
@@ -178,15 +182,15 @@ def errors() -> list[str]:
     order = sorted(groups, key=lambda name: (name == "all", name[-1] in "ds", name))
     lines = []
     for name in order:
-        sizes = [abs(one) for one in groups[name]]
-        within = [sum(one <= most for one in sizes) for most in (0.1, 0.2, ERROR)]
+        sizes = [abs(size) for size in groups[name]]
+        within = [sum(size <= most for size in sizes) for most in (0.1, 0.2, ERROR)]
         extremes = [f"{most(groups[name]):+.0%}" for most in (min, max)]
         lines.append([name, str(len(sizes)), f"{median(sizes):.0%}", *map(str, within), *extremes])
     heads = [
         "records",
         "count",
         "median error",
-        *(f"within {one:.0%}" for one in (0.1, 0.2, ERROR)),
+        *(f"within {size:.0%}" for size in (0.1, 0.2, ERROR)),
         "lowest",
         "highest",
     ]
@@ -205,7 +209,7 @@ def outside() -> list[str]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Every table of the section by its name there."""
+    """Generated tables of the section, by name."""
     return {"gpus": gpus(), "efficiency": efficiency(), "errors": errors(), "outside": outside()}
 
 

@@ -201,7 +201,7 @@ class Compressor:
             raise PromptError("the text is empty; give one to shorten")
         result = self.shorten([TranscriptText("user", text, open=True)], question, keep_ratio=keep_ratio)
         short = result.texts[0]
-        return CompressedText(short.text, short.kept, short.tokens, short.kept_tokens, result.seconds)
+        return CompressedText(short.text, short.kept_ranges, short.tokens, short.kept_tokens, result.seconds)
 
     def shorten(
         self,

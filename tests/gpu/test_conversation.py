@@ -14,11 +14,11 @@ from conversation_walks import (
     PAIRS,
     chats,
     compressed_turns,
+    message,
     options,
     pair,
     parked_turns,
     restarted_turns,
-    said,
     walk,
     warm_and_cold,
     whole_turns,
@@ -88,7 +88,7 @@ def test_turns_that_go_back_hold_no_more_memory_than_the_first_ones() -> None:
     where, pool, used = pair(*PAIRS[0], "cuda"), cupy.get_default_memory_pool(), []
     talk, (*_, start) = Conversation(where, options(0.4)), chats(3)
     for turn in range(24):
-        talk.ask([*start[:-1], said("user", f"Question {turn % 4}?")])
+        talk.ask([*start[:-1], message("user", f"Question {turn % 4}?")])
         used.append(pool.used_bytes())
     print([n >> 10 for n in used])
     assert len(set(used[8:])) == 1  # to the byte
@@ -102,7 +102,7 @@ def test_a_store_keeps_to_its_budget_and_gives_all_back() -> None:
     talks = Conversations(where, most=3, device=4 << 20)
     for turn in range(6):
         (chat,) = chats(1, 700 + 100 * (turn % 3))
-        talks.answer(ask([said("system", f"You are {turn % 3}."), *chat]), run)
+        talks.answer(ask([message("system", f"You are {turn % 3}."), *chat]), run)
         assert talks.device_nbytes <= 4 << 20
     assert talks.counts.misses == 3
     talks.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conversation_walks import PAIRS, Chat, options, pair, said
+from conversation_walks import PAIRS, Chat, message, options, pair
 
 from sp.session import Conversation, answer, memory
 
@@ -23,7 +23,7 @@ def test_ends_that_are_close_share_a_stop(monkeypatch: pytest.MonkeyPatch, size:
     words = np.random.default_rng(0).choice(["river", "stone", "lamp", "paper"], (3, size))
     chat: Chat = []
     for turn, text in enumerate(words):
-        chat += [said("user", " ".join(text)), said("assistant", "Read."), said("user", f"What is {turn}?")]
+        chat += [message("user", " ".join(text)), message("assistant", "Read."), message("user", f"What is {turn}?")]
         before = talk.slots
         passes.clear()
         result = talk.ask(chat)
@@ -33,8 +33,8 @@ def test_ends_that_are_close_share_a_stop(monkeypatch: pytest.MonkeyPatch, size:
         if turn:
             again = before.before(result.usage.cached) - (result.usage.held - sum(passes))
             assert 0 <= again < memory.CLOSE, "of what was read before"
-        chat[-1] = said("user", "Or what?")
+        chat[-1] = message("user", "Or what?")
         passes.clear()
         talk.ask(chat)
         assert sum(passes) < memory.CLOSE, "another question reads little more than itself"
-        chat.append(said("assistant", "Nothing."))
+        chat.append(message("assistant", "Nothing."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conversation_walks import chats, error, options, said
+from conversation_walks import chats, error, message, options
 
 from sp.prompt import transfer_scores
 from sp.prompt.prompt import prompt_of
@@ -47,7 +47,7 @@ def test_warm_is_cold_on_both_sides_of_every_step(pair: Pipeline, how: dict[str,
         seen.append(factors(result))
         read.append(result.usage.drafted)
         lengths.append(result.usage.prompt)
-        chat.append(said("assistant", result.answer.text or "."))
+        chat.append(message("assistant", result.answer.text or "."))
     steps = [1 if n <= WINDOW else 2 if n <= 2 * WINDOW else 4 if n <= 4 * WINDOW else 8 for n in lengths]
     assert steps[0] == 1
     assert len(set(steps)) >= 3, lengths
@@ -64,8 +64,12 @@ def test_warm_is_cold_on_both_sides_of_every_step(pair: Pipeline, how: dict[str,
 def test_a_transcript_cut_back_to_the_window_is_read_as_one_that_never_left_it(pair: Pipeline) -> None:
     run = options(0.3)
     talk = Conversation(pair, run, ConversationOptions(recall="off"))
-    first, second = next(chats(1, SIZE)), [said("assistant", "y " * 10), said("user", "What else?")]
-    for chat in (first, [*first, said("assistant", "Well."), said("user", "x " * 300 + "?")], [*first[:1], *second]):
+    first, second = next(chats(1, SIZE)), [message("assistant", "y " * 10), message("user", "What else?")]
+    for chat in (
+        first,
+        [*first, message("assistant", "Well."), message("user", "x " * 300 + "?")],
+        [*first[:1], *second],
+    ):
         result = talk.ask(chat)
         assert off(pair, result, run) < BOUND
     assert "read again" in factors(result)[-1]
@@ -75,10 +79,10 @@ def test_a_transcript_cut_back_to_the_window_is_read_as_one_that_never_left_it(p
 
 def test_a_fork_beyond_the_step_begins_anew_and_one_within_it_goes_on(pair: Pipeline) -> None:
     run = options(0.3)
-    chat = [*next(chats(1, SIZE // 2)), said("assistant", "Well.")]
-    more = [said("user", "Why?"), said("assistant", "y " * 60)]  # what is only asked is not scored
+    chat = [*next(chats(1, SIZE // 2)), message("assistant", "Well.")]
+    more = [message("user", "Why?"), message("assistant", "y " * 60)]  # what is only asked is not scored
     first, near, far = (
-        prompt_of([*chat, *new, said("user", f"{word}?")], pair.target)
+        prompt_of([*chat, *new, message("user", f"{word}?")], pair.target)
         for word, new in (("Why", []), ("How", more), (500 * "x ", more))
     )
     talk = Conversation(pair, run, ConversationOptions(recall="off"))
