@@ -50,9 +50,9 @@ def test_chats_have_exactly_the_length_and_part_where_the_transcript_ends(
         assert len(asked) == 3, "every turn asks something else"
         assert not shown[0].mask("protected")[tokens:].all()
     assert maker.turn(300, 100, 5) == maker.turn(300, 100, 5)
-    with pytest.raises(ConfigError, match="no transcript of 3 tokens"):
+    with pytest.raises(ConfigError, match="a transcript of 3 tokens is too short"):
         maker.turn(3, 100, 1)
-    with pytest.raises(ConfigError, match="no turn of 40 tokens"):
+    with pytest.raises(ConfigError, match="a turn of 40 tokens"):
         maker.turn(600, 40, 1)
 
 

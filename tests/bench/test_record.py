@@ -70,8 +70,8 @@ def test_a_broken_line_is_named(tmp_path):
         list(record.read(tmp_path / "none.jsonl"))
 
 
-def test_spread_of_one_sample():
-    assert timing.spread([3.0]) == (3.0, 3.0, 3.0)
+def test_quartiles_of_one_sample():
+    assert timing.quartiles([3.0]) == (3.0, 3.0, 3.0)
 
 
 FILES = measured_files(RESULTS)
