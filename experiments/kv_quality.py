@@ -105,9 +105,9 @@ def measured(
 
 def reporter() -> Reporter:
     """Tells of slow work as `sp` does."""
-    from sp.commands.asked import once
+    from sp.commands.common import report_once
 
-    return once
+    return report_once
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

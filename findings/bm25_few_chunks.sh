@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Two BM25 packages and a short list of chunks: one of them prefers the chunk that lacks the word.
+# Two BM25 packages on few chunks: one of them ranks chunks without the query word first.
 #
-# Versions: rank_bm25 0.2.2 and bm25s 0.3.16, both as they come, with k1 1.5 and b 0.75 on both sides.
-# Behaviour: BM25Okapi takes log((N - n + 0.5) / (n + 0.5)) as the weight of a word that stands in n of N texts. That
-#   is 0 for a word in exactly half of the texts and below 0 for a more frequent one; a negative weight is replaced by
-#   a quarter of the mean weight of the vocabulary, which is meant as a small positive floor. With few texts the mean
-#   itself is negative, and so is the floor: every text with the word then scores below every text without it. bm25s
-#   weighs with log(1 + ...), which is never negative, and its best text always holds the word.
-# Output seen: the README of bm25s itself, cut into equal chunks, each word that some chunk lacks asked alone. Of two
-#   chunks rank_bm25 tells nothing apart (every such word scores 0). Of three it puts a chunk without the word first
-#   for every word that stands in two of them. From four on the sign is right, but words in half of the chunks still
-#   weigh nothing. bm25s is never wrong.
-# Why it matters: whoever ranks the chunks of a short prompt, or a dozen turns of a conversation, by BM25 to decide
-#   what a model gets to read works with N below ten. There the package decides what is kept, not the constants. A
-#   word control built on rank_bm25 makes any other scorer look good.
+# Versions: rank_bm25 0.2.2 and bm25s 0.3.16, both with default options, k1 1.5 and b 0.75.
+# Behaviour: BM25Okapi uses log((N - n + 0.5) / (n + 0.5)) as the weight of a word that occurs in n of N texts. This
+#   is 0 for a word in exactly half of the texts, and negative for a more frequent word. Negative weights are replaced
+#   by a quarter of the mean weight of the vocabulary, which is meant as a small positive floor. With few texts the
+#   mean itself is negative, and so is the floor: every text with the word then scores below every text without it.
+#   bm25s uses log(1 + ...), which is never negative, so its best text always contains the word.
+# Output seen: the README of bm25s, cut into equal chunks; every word that some chunk lacks is a query of its own. With
+#   two chunks rank_bm25 cannot distinguish them (all such words score 0). With three it ranks a chunk without the word
+#   first, for every word that occurs in two of them. From four chunks on the sign is right, but words in half of the
+#   chunks still have weight 0. bm25s is never wrong.
+# Why it matters: with the chunks of a short prompt, or a dozen turns of a conversation, N is below ten. There the
+#   package decides what a model gets to read, not the constants k1 and b. As a baseline, rank_bm25 makes any other
+#   scorer look good.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

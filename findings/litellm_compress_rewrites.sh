@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# LiteLLM's message compression: each new question rewrites what earlier requests had sent, so no prefix cache holds.
+# LiteLLM's message compression: each new question changes messages of earlier requests, so prefix caches miss.
 #
-# Version: litellm 1.110.2, `litellm.compress` with BM25 alone (no embedding model), a target of a third of the tokens.
-# Behaviour: messages are scored against the last message of the user, and those that do not fit the target are replaced
-#   by a short stub with a key for its retrieval tool. Nothing is remembered from call to call, and scores depend on the
-#   newest question: a tool's result that was sent whole for one question is a stub for the next, and the reverse. What
-#   a server has cached of the conversation is of use up to the first message that changed, here the second log.
-# Output seen: eight logs read by a tool and then eight questions, one about each. The third request had 4 of 21 earlier
-#   messages as before, the sixth and the seventh 4 of 27 and 29; the best had 17 of 19. Asked twice, one request is
-#   compressed the same both times: it is the new question that moves the choice.
-# Why it matters: whoever puts compression before a server with a prefix cache (llama-server's slots, vLLM, providers
-#   that bill cached tokens at a tenth) saves tokens and loses the cache each turn. Compare what is billed or read, not
-#   what is sent; or decide once for each message, and bring back behind the newest question what it needs.
+# Version: litellm 1.110.2, `litellm.compress` with BM25 only (no embedding model), a target of a third of the tokens.
+# Behaviour: messages are scored against the user's last message, and those that exceed the target are replaced by a
+#   short stub with a key for its retrieval tool. No state is kept between calls, and scores depend on the newest
+#   question: a tool's result that is complete for one question is a stub for the next, and vice versa. A server can
+#   reuse its cache only up to the first changed message, here the second log.
+# Output seen: eight logs read by a tool, then eight questions, one about each. In the third request 4 of 21 earlier
+#   messages were unchanged, in the sixth and seventh 4 of 27 and 29; in the best 17 of 19. The same request is
+#   compressed identically twice: it is the new question that changes the selection.
+# Why it matters: compression before a server with a prefix cache (llama-server's slots, vLLM, providers that bill
+#   cached tokens at a tenth) saves tokens and loses the cache on every turn. Compare the tokens that are billed or
+#   read, not those that are sent; or decide once per message, and restore what a question needs after the newest
+#   question.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

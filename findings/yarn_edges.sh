@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# YaRN of gpt-oss: transformers leaves the edges of the ramp where they fall, llama.cpp rounds them outwards.
+# YaRN of gpt-oss: transformers uses fractional edges of the ramp, llama.cpp rounds them outwards.
 #
-# Versions: transformers 5.24.0 with torch 2.13.0 (CPU), gguf 0.19.0; llama.cpp v0.5.0 as @node-llama-cpp/linux-x64
-#   3.22.1 has it prebuilt. No weights: the default configuration of gpt-oss in transformers is that of the models.
-# Behaviour: YaRN keeps fast pairs, stretches slow ones, and blends those between two edges. The configuration says
-#   `truncate: false`, edges as they are; transformers obeys. `ggml_rope_yarn_corr_dims`, which every RoPE of
-#   llama.cpp on the CPU goes through, always takes the floor of the one and the ceiling of the other, and GGUF has no
-#   key that could tell it otherwise.
-# Output seen: edges 8.09 and 17.40 against 8 and 18, of 32 pairs. Nine pairs turn otherwise, up to 76 % faster (the
-#   last of the ramp), and by 131,072 tokens up to 4.6 whole turns apart. With `truncate: true` transformers gives
-#   llama.cpp's.
-# Why it matters: the two usual oracles of an engine are of two minds for this family, and a difference in logits
-#   that grows with the prompt looks like a bug of one's own. Rounding is the default elsewhere, and there both agree.
+# Versions: transformers 5.24.0 with torch 2.13.0 (CPU), gguf 0.19.0; llama.cpp v0.5.0 as prebuilt in
+#   @node-llama-cpp/linux-x64 3.22.1. No weights: the default configuration of gpt-oss in transformers is that of the
+#   models.
+# Behaviour: YaRN keeps fast pairs, stretches slow ones, and blends those between two edges. The configuration has
+#   `truncate: false`, which means fractional edges; transformers obeys it. `ggml_rope_yarn_corr_dims`, which every RoPE
+#   of llama.cpp on the CPU calls, always uses the floor of one edge and the ceiling of the other, and GGUF has no key
+#   to change that.
+# Output seen: edges 8.09 and 17.40 compared with 8 and 18, of 32 pairs. Nine pairs rotate at other rates, up to 76 %
+#   faster (the last of the ramp), and after 131,072 tokens they are up to 4.6 whole turns apart. With `truncate: true`
+#   transformers gives llama.cpp's values.
+# Why it matters: the two usual references of an engine disagree for this family, and a difference in logits that grows
+#   with the prompt looks like a bug of one's own. Elsewhere rounding is the default, and both agree.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,4 +1,4 @@
-"""The command line: find the command, call it, print. Errors are one line on stderr and exit status 2."""
+"""Command line: find the command, call it, print its errors as one line on stderr and exit with status 2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sp import __version__
 from sp.errors import SpError, SpWarning, UsageError, known_names, short
 
 if TYPE_CHECKING:
-    from sp.commands.shell.line import Command
+    from sp.commands.shell.parser import Command
 
 HEAD = "Speculative prefill: a small drafter decides which tokens of a long prompt a heavy model reads."
 COMMANDS: Mapping[str, str] = {
@@ -60,90 +60,96 @@ COMMANDS: Mapping[str, str] = {
     "eval ruler": "eval.tasks:ruler",
     "eval ppl": "eval.tasks:ppl",
     "train scorer": "train:train_scorer",
-}  # where each command stands, below `sp.commands`; it is imported when it is called, or its help is asked for
+}
+"""Module and function of each command, below `sp.commands`; imported only when it is called or its help is printed."""
 GROUPS = {
     "kernels": "Check, list, build and time the CUDA kernels.",
-    "bench": "Measure whole models, and draw what was measured.",
-    "eval": "Measure what a selection keeps.",
+    "bench": "Measure whole models, and draw the results.",
+    "eval": "Measure the quality of selections and answers.",
     "train": "Train scorers.",
 }
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit status, as shells use it for SIGINT
 
 
 @cache
 def command_of(words: str) -> Command:
-    """The command called by its words, as in ``bench ttft``."""
-    from sp.commands.shell.line import Command
+    """Return the command with these words, such as ``bench ttft``."""
+    from sp.commands.shell.parser import Command
 
     module, _, name = COMMANDS[words].partition(":")
     return Command(f"sp {words}", getattr(import_module(f"sp.commands.{module}"), name))
 
 
 def summary(words: str) -> str:
-    """The first line of a command's help, read from its file, which is not imported for it."""
+    """Return the first line of a command's help. It is parsed from the file, as importing all of them takes long."""
     module, _, name = COMMANDS[words].partition(":")
     path = Path(__file__).parent / "commands" / (module.replace(".", "/") + ".py")
-    found = next(one for one in ast.parse(path.read_text("utf-8")).body if getattr(one, "name", "") == name)
-    return (ast.get_docstring(found) or "").partition("\n")[0]  # type: ignore[arg-type]
+    function = next(node for node in ast.parse(path.read_text("utf-8")).body if getattr(node, "name", "") == name)
+    return (ast.get_docstring(function) or "").partition("\n")[0]  # type: ignore[arg-type]
 
 
 def overview(group: str = "") -> str:
-    """The help of `sp`, or of a group: what commands there are."""
+    """Return the help of `sp`, or of a group: its commands with one line each."""
     inside = [words for words in COMMANDS if words.startswith(group and f"{group} ") and (group or " " not in words)]
     lines = {words.split()[-1]: summary(words) for words in inside} | ({} if group else GROUPS)
     width = shutil.get_terminal_size((80, 24)).columns
-    listed = "\n".join(fill(f"  {name:<14}{told}", width, subsequent_indent=" " * 16) for name, told in lines.items())
-    more = (
-        ""
-        if group
-        else "\n\nOptions:\n  --version     Print the version and exit.\n  -h, --help    Show this and exit."
-    )
+    commands = "\n".join(fill(f"  {name:<14}{text}", width, subsequent_indent=" " * 16) for name, text in lines.items())
+    options = "\n\nOptions:\n  --version     Print the version and exit.\n  -h, --help    Show this help and exit."
     return (
-        f"Usage: sp {group or '[OPTIONS]'} COMMAND [ARGS]...\n\n{GROUPS.get(group, HEAD)}\n\nCommands:\n{listed}{more}"
+        f"Usage: sp {group or '[OPTIONS]'} COMMAND [ARGS]...\n\n{GROUPS.get(group, HEAD)}\n\n"
+        f"Commands:\n{commands}{'' if group else options}"
     )
 
 
-def found_in(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The command that arguments begin with, or a group, and the rest; UsageError for neither."""
+def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Split arguments into the command or group that they begin with, and the rest; UsageError for neither."""
     words = argv[0]
     if words in GROUPS and len(argv) > 1 and argv[1] not in ("-h", "--help"):
         words = f"{words} {argv[1]}"
     if words not in COMMANDS and words not in GROUPS:
         group, _, name = words.rpartition(" ")
-        known = [one.split()[-1] for one in (*COMMANDS, *GROUPS) if one.rpartition(" ")[0] == group]
+        known = [command.split()[-1] for command in (*COMMANDS, *GROUPS) if command.rpartition(" ")[0] == group]
         raise UsageError(f"sp {group}{' ' * bool(group)}has no command {short(name)!r}{known_names(name, known)}")
     return words, list(argv[1 + words.count(" ") :])
 
 
 def call(argv: Sequence[str]) -> None:
-    """Do what arguments say; SpError for what cannot be, SystemExit for another status than 0."""
+    """Run the command that arguments name.
+
+    Raises
+    ------
+    SpError
+        The user can fix the cause.
+    SystemExit
+        The command ends with a status other than 0.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         return print(overview())
     if argv[0] == "--version":
         return print(f"sp {__version__}")
-    words, rest = found_in(argv)
+    words, rest = split_command(argv)
     if words in GROUPS:
         return print(overview(words))
     command = command_of(words)
     if {"-h", "--help"} & {*rest}:
         return print(command.help)
-    from sp.commands.shell.lost_pages import lost_pages_told
+    from sp.commands.shell.lost_pages import exit_on_lost_pages
     from sp.kernels import device_errors
     from sp.plugins import find_plugin, load_installed
 
     with device_errors(), warnings_as_lines():
-        found = command.parse(rest)
-        for failed in load_installed():
-            print(f"sp: left out: {failed}", file=sys.stderr)
-        for text in found["plugin"] or ():
+        values = command.parse(rest)  # before plugins are loaded, so that a typing error costs nothing
+        for failure in load_installed():
+            print(f"sp: skipped: {failure}", file=sys.stderr)
+        for text in values["plugin"] or ():
             find_plugin(text).load()
-        with lost_pages_told():
-            command.call(found)
+        with exit_on_lost_pages():
+            command.call(values)
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Inside, warnings of `sp` are one line on stderr, without the place in the code."""
+    """Print warnings of `sp` as one line on stderr, without file and line, while the context is open."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
@@ -158,25 +164,25 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def main() -> None:
-    """Entry point of the `sp` command."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that is no UTF-8, or names of files that are none
+    """Run the `sp` command: errors are one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):  # for terminals, and names of files, that are not UTF-8
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         call(sys.argv[1:])
     except SpError as error:
-        wrong = str(error)
+        message = str(error)
     except MemoryError:
-        wrong = "out of memory; use a shorter prompt, a lower --keep-ratio or smaller models"
+        message = "out of memory; use a shorter prompt, a lower --keep-ratio or smaller models"
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        wrong = f"{where}{error.strerror or error}; what was asked for is not complete"
+        message = f"{where}{error.strerror or error}; the command did not complete"
     except KeyboardInterrupt:
         print("sp: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     else:
         sys.exit(0)
-    print(f"sp: error: {wrong}", file=sys.stderr)
+    print(f"sp: error: {message}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,6 +1,6 @@
-"""Options as dataclasses: checked, built from mappings, read from text and shown; and registries of strategies.
+"""Options as dataclasses: checked, built from mappings, read from text, described; and registries of strategies.
 
-The command line, the keys of sweeps, the fields of requests and the pages are all made from this.
+The command line, the keys of sweep files, the fields of requests and the reference pages derive from them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sp.values import whole
 
 T = TypeVar("T")
 
-BIGGEST = 1 << 53  # of a number that an option may be; beyond it floats have no place for every whole number
-UNDECODED = re.compile("[\ud800-\udfff]")  # as Python has bytes of arguments that are no UTF-8
+BIGGEST = 1 << 53  # of a numeric option; beyond it not every whole number is a float
+UNDECODED = re.compile("[\ud800-\udfff]")  # surrogates, by which Python represents argument bytes that are not UTF-8
 
-MOST_WHOLE = 1 << 1023  # whole numbers below it are within what a float can hold
+MOST_WHOLE = 1 << 1023  # whole numbers below it are in the range of a float
 
 TOKENS = "tokens"
 Tokens = Annotated[int, TOKENS]
@@ -41,24 +41,41 @@ UNITS = {"k": 1 << 10, "m": 1 << 20}
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the annotation of an option says besides its type, wherever it is given. `least`, `most`: bounds of a
-    number.
+    """Properties of an option besides its type, as its annotation has them.
+
+    Attributes
+    ----------
+    help : str
+        Description of a command's parameter; a field of a dataclass is described in the docstring of its class.
+    flags : tuple of str
+        Flags on the command line, if they differ from ``--name``.
+    least, most : float, optional
+        Bounds of a number, included.
+    argument : bool
+        On the command line it is positional.
+    fixed : bool
+        A request to a server cannot change it.
+    empty : bool
+        Of a list: an empty text is an empty list, not an error.
+    textual : bool
+        It can be read from text; False if only Python can set it.
     """
 
-    help: str = ""  # of a parameter of a command; a field of a dataclass has it in the docstring of its class
-    flags: tuple[str, ...] = ()  # on the command line, where `--name` is not what it is called
+    help: str = ""
+    flags: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
-    argument: bool = False  # on the command line by its place, not by a flag
-    fixed: bool = False  # of a server it is as it was started: a request cannot change it
-    empty: bool = False  # of a list: text may say that nothing is in it
-    written: bool = True  # text can say it; False for what only Python can
+    argument: bool = False
+    fixed: bool = False
+    empty: bool = False
+    textual: bool = True
 
     def check(self, value: object, where: str) -> None:
-        """ConfigError for a number that is out of bounds."""
+        """Raise ConfigError for a number that is out of bounds."""
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
         for word, bound, wrong in (
+            # `not value >= least`, as NaN compares false with everything and has to be refused
             ("least", self.least, self.least is not None and not value >= self.least),
             ("most", self.most, self.most is not None and not value <= self.most),
         ):
@@ -67,22 +84,23 @@ class Option:
 
 
 def option_of(hint: Any) -> tuple[Any, Option]:
-    """A type without marks, a number of tokens aside, and what its annotation says."""
+    """Split an annotation into its type and its `Option`; `Tokens` stays annotated."""
     if get_origin(hint) is not Annotated:
         return hint, Option()
     kind, *marks = get_args(hint)
-    told = next((mark for mark in marks if isinstance(mark, Option)), Option())
-    return Tokens if TOKENS in marks else kind, told
+    option = next((mark for mark in marks if isinstance(mark, Option)), Option())
+    return Tokens if TOKENS in marks else kind, option
 
 
-# Working them out takes longer than all checks.
+# cached: resolving the hints takes longer than all checks
 _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 
 
 def token_count(text: str, where: str) -> int:
-    """A number of tokens as people write it: ``k`` stands for 1,024, ``m`` for 1,048,576; ConfigError for none."""
-    found = COUNT.fullmatch(text.strip())
-    count = Decimal(found[1] or found[2]) * UNITS.get((found[3] or "").lower(), 1) if found else Decimal("0.5")
+    """Read a number of tokens such as ``8k``: ``k`` stands for 1,024, ``m`` for 1,048,576; ConfigError otherwise."""
+    match = COUNT.fullmatch(text.strip())
+    # Decimal, so that 0.1m is found not to be whole; 0.5 stands for a text that is no number.
+    count = Decimal(match[1] or match[2]) * UNITS.get((match[3] or "").lower(), 1) if match else Decimal("0.5")
     if count != int(count):
         raise ConfigError(f"{where} is a number of tokens such as 512, 8k or 1m, not {short(repr(text))}")
     return int(count)
@@ -101,7 +119,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
         option_of(expected)[1].check(checked, where)
         return checked
     if origin is typing.Literal:
-        value = ("on" if value else "off") if isinstance(value, bool) else value  # as YAML reads these two words
+        value = ("on" if value else "off") if isinstance(value, bool) else value  # YAML reads on and off as booleans
         if value in get_args(expected):
             return value
         choices = [str(choice) for choice in get_args(expected)]
@@ -109,8 +127,8 @@ def check_type(value: object, expected: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if type(value) in get_args(expected):
             return value
-        choices = [each for each in get_args(expected) if each is not type(None)]
-        if len(choices) == 1:
+        choices = [choice for choice in get_args(expected) if choice is not type(None)]
+        if len(choices) == 1:  # its own message is more precise than that of the union
             return check_type(value, choices[0], where)
         for choice in get_args(expected):
             try:
@@ -133,7 +151,7 @@ def check_type(value: object, expected: Any, where: str) -> Any:
 
 
 def _in_words(expected: Any) -> str:
-    """A type in words, for messages."""
+    """Describe a type for messages."""
     if get_origin(expected) is Literal:
         return ", ".join(map(str, get_args(expected)))
     if get_origin(expected) in (Union, UnionType):
@@ -144,14 +162,25 @@ def _in_words(expected: Any) -> str:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
-    """Build the dataclass `cls` from a mapping; unknown keys and wrong types are errors. `cls`: A dataclass. Its
-    `__post_init__` may check ranges and raise ConfigError; `values`: field names to values, as read from YAML; `where`:
-    what the mapping configures, for messages (``"scorer tail"``); ConfigError for an unknown key (nearest names
-    offered), a wrong type or a missing required field.
+    """Build a dataclass from a mapping.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass. Its `__post_init__` may check ranges and raise ConfigError.
+    values : mapping
+        Values by field name, as read from YAML.
+    where : str
+        Subject of messages, such as ``"scorer tail"``.
+
+    Raises
+    ------
+    ConfigError
+        A key is unknown (the nearest names are offered), a type is wrong, or a required field is missing.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints, checked = _hints(cls), {}
-    values = present_names(getattr(cls, "renamed", dict)(values), fields)  # `renamed`: see `sp.scoring.base`
+    values = present_names(getattr(cls, "renamed", dict)(values), fields)  # `renamed` of scorers: former options
     for key, value in values.items():
         if key not in fields:
             raise unknown_name(f"option of {where}", key, fields)
@@ -164,9 +193,9 @@ def from_mapping(cls: type[T], values: Mapping[str, object], where: str) -> T:
 
 
 def check_fields(instance: object, where: str) -> None:
-    """ConfigError unless every field of a dataclass instance has its annotated type; for use in `__post_init__`.
+    """Raise ConfigError unless every field of a dataclass instance has its annotated type; for `__post_init__`.
 
-    A number of tokens that is written as a text becomes that number.
+    A number of tokens that is written as text is replaced by the number.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Pool:
@@ -178,20 +207,20 @@ def check_fields(instance: object, where: str) -> None:
     sp.errors.ConfigError: pool: mode is 'men'; did you mean 'mean'? Known: max, mean
     """
     hints = _hints(type(instance))
-    for each in dataclasses.fields(instance):  # type: ignore[arg-type]
-        value = getattr(instance, each.name)
-        checked = check_type(value, hints[each.name], f"{where}: {each.name}")
+    for field in dataclasses.fields(instance):  # type: ignore[arg-type]
+        value = getattr(instance, field.name)
+        checked = check_type(value, hints[field.name], f"{where}: {field.name}")
         if checked is not value:
-            object.__setattr__(instance, each.name, checked)  # frozen
+            object.__setattr__(instance, field.name, checked)  # frozen
 
 
 def import_modules(package: str) -> tuple[ModuleType, ...]:
-    """Import every module of a package and of the packages inside it, so that what they register is registered.
-    `package`: dotted name; of a package that is being imported, its own ``__name__``; Returns tuple of module: sorted
-    by name; packages are not among them.
+    """Import every module of a package and of its subpackages, so that their strategies are registered.
+
+    `package`: dotted name. Returns the modules, without packages, sorted by name.
     """
-    found = walk_packages(import_module(package).__path__, f"{package}.")
-    return tuple(import_module(name) for name in sorted(each.name for each in found if not each.ispkg))
+    modules = walk_packages(import_module(package).__path__, f"{package}.")
+    return tuple(import_module(name) for name in sorted(module.name for module in modules if not module.ispkg))
 
 
 def _place(cls: type) -> tuple[str, str]:
@@ -199,8 +228,10 @@ def _place(cls: type) -> tuple[str, str]:
 
 
 class Registry(Generic[T]):
-    """Names of strategies, each bound to a class that is built fresh for every run. The modules of the package `home`,
-    which register what they define, are imported when a name is first asked for, or when somebody else registers one.
+    """Classes of strategies by name; an instance is built for every run.
+
+    The modules of the package `home` register their own classes. They are imported when a name is first looked up, or
+    when a module outside of `home` registers a class.
     """
 
     def __init__(self, kind: str, home: str = "") -> None:
@@ -210,38 +241,38 @@ class Registry(Generic[T]):
     def _known(self) -> dict[str, type[T]]:
         if self._home:
             import_modules(self._home)
-            self._home = ""  # only now: another thread that asks meanwhile waits for the same imports
+            self._home = ""  # not before: until then another thread has to wait for the same imports
         return self._classes
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Class decorator that files a dataclass under `name`."""
+        """Return a class decorator that registers a dataclass under `name`."""
 
         def add(cls: type[T]) -> type[T]:
             if not cls.__module__.startswith(f"{self._home}."):
                 self._known()
             known = self._classes.get(name, cls)
-            if known is not cls and _place(known) == _place(cls):  # a cell of a notebook, or a file mended, run anew
+            if known is not cls and _place(known) == _place(cls):  # a notebook cell or an edited file ran again
                 del self._classes[name]
             if name in self._classes:
                 where = known.__module__
-                raise ConfigError(f"{self.kind} {name!r} is registered twice, first by {where}; take another name")
+                raise ConfigError(f"{self.kind} {name!r} is registered twice, first by {where}; choose another name")
             self._classes[name] = cls
             return cls
 
         return add
 
     def build(self, name: str, options: Mapping[str, object] | None = None) -> T:
-        """Make the strategy called `name` with its options; ConfigError if either is unknown."""
+        """Build the strategy called `name` with its options; ConfigError if either is unknown."""
         return from_mapping(self.class_of(name), options or {}, f"{self.kind} {name}")
 
     def class_of(self, name: str) -> type[T]:
-        """The class filed under `name`; ConfigError if there is none."""
+        """Return the class registered under `name`; ConfigError if there is none."""
         if name not in self._known():
             raise unknown_name(self.kind, name, self._classes)
         return self._classes[name]
 
     def name_of(self, strategy: T) -> str:
-        """Name a strategy is filed under; that of its class if it is not."""
+        """Return the name under which a strategy is registered; that of its class if it is not."""
         kind = type(strategy)
         return next((name for name, known in self._classes.items() if known is kind), kind.__name__)
 
@@ -257,63 +288,80 @@ ENTRY = re.compile(r"^(\w[\w, ]*)(?: : .*)?$")
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One option. `option`: what else its annotation says."""
+    """Describe one option.
+
+    Attributes
+    ----------
+    name : str
+    type : str
+        Its type in words; see `type_text`.
+    default : str, optional
+        Default as YAML; None for a required option.
+    description : str
+        Text of the docstring; empty if there is none.
+    hint : Any
+        Its type.
+    option : Option
+        Properties from its annotation.
+    value : Any
+        The default itself; `REQUIRED` for a required option.
+    """
 
     name: str
     type: str
-    default: str | None  # as it is written in YAML; None for an option that must be given
-    told: str  # what the docstring says; empty where it says nothing
-    hint: Any = None  # what it must be
+    default: str | None
+    description: str
+    hint: Any = None
     option: Option = Option()
-    value: Any = REQUIRED  # the default itself; `REQUIRED` if it must be given
+    value: Any = REQUIRED
 
     @property
-    def shown(self) -> str:
-        """Name and default, as in brackets behind the name of a strategy."""
+    def assignment(self) -> str:
+        """Name and default, as in the brackets after the name of a strategy: ``queries=24``."""
         return f"{self.name}={'...' if self.default is None else self.default}"
 
 
 def fields_of(cls: type) -> list[Field]:
-    """The options of a dataclass, in the order of its class."""
-    told, hints, found = _told(cls), get_type_hints(cls, include_extras=True), []
+    """Return the options of a dataclass, in the order of its class."""
+    descriptions, hints, options = _descriptions(cls), get_type_hints(cls, include_extras=True), []
     for field in dataclasses.fields(cls):
         if field.init:
             hint, option = option_of(hints[field.name])
             value = field.default if field.default_factory is MISSING else field.default_factory()
             value = REQUIRED if value is MISSING else value
             default = None if value is REQUIRED else as_yaml(value)
-            said = told.get(field.name, "")
-            found.append(Field(field.name, type_shown(hint), default, said, hint, option, value))
-    return found
+            text = descriptions.get(field.name, "")
+            options.append(Field(field.name, type_text(hint), default, text, hint, option, value))
+    return options
 
 
-def type_shown(hint: Any) -> str:
-    """A type in words of the command line.
+def type_text(hint: Any) -> str:
+    """Describe a type in words of the command line.
 
-    >>> type_shown(Literal["max", "mean"] | None), type_shown(tuple[int, ...]), type_shown(bool)
+    >>> type_text(Literal["max", "mean"] | None), type_text(tuple[int, ...]), type_text(bool)
     ('max | mean | null', 'list of whole number', 'true | false')
     """
     origin = get_origin(hint)
     if hint == Tokens:
         return "tokens"
     if origin is Annotated:
-        return type_shown(option_of(hint)[0])
+        return type_text(option_of(hint)[0])
     if origin is Literal:
         return " | ".join(map(str, get_args(hint)))
     if origin in (Union, UnionType):
-        return " | ".join(map(type_shown, get_args(hint)))
+        return " | ".join(map(type_text, get_args(hint)))
     if origin is tuple:
-        return f"list of {type_shown(get_args(hint)[0])}"
+        return f"list of {type_text(get_args(hint)[0])}"
     return "text" if hasattr(hint, "parse") else WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def summary_of(cls: Any) -> str:
-    """The first sentence of a docstring."""
+    """Return the first paragraph of a docstring, on one line."""
     return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
 
 def as_yaml(value: object) -> str:
-    """A default as people write it.
+    """Format a default as YAML.
 
     >>> as_yaml(None), as_yaml(True), as_yaml("max"), as_yaml((1, 2)), as_yaml("")
     ('null', 'true', 'max', '[1, 2]', "''")
@@ -322,21 +370,22 @@ def as_yaml(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(as_yaml, value))}]"
-    text = str(value)
+    text = str(value)  # YAML would read these words as booleans or null
     return f"'{text}'" if text.lower() in ("", "on", "off", "yes", "no", "true", "false", "null") else text
 
 
 def from_text(text: str, hint: Any, where: str) -> Any:
-    """What a text says where a value of a type is wanted; strategies and others that are read later stay text.
-    ConfigError: it says no such value; `where` it stands is told.
+    """Read a value of a type from text. Strategies and other objects that are built later stay text.
+
+    `where`: option or field, for messages. ConfigError if the text is no such value.
     """
     kind, option = option_of(hint)
     if get_origin(kind) in (Union, UnionType):
-        *others, last = (one for one in get_args(kind) if one is not NoneType)
-        for one in others:
+        *others, last = (choice for choice in get_args(kind) if choice is not NoneType)
+        for choice in others:
             with suppress(ConfigError):
-                return from_text(text, one, where)
-        return from_text(text, last, where)
+                return from_text(text, choice, where)
+        return from_text(text, last, where)  # whose message is that of the union
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         try:
@@ -346,8 +395,8 @@ def from_text(text: str, hint: Any, where: str) -> Any:
                 raise
             kinds = "numbers" if item is float else "whole numbers"
             example = "0.05,0.1" if item is float else "512,8k"
-            told = f"{where} takes {kinds} with commas between them, such as {example}, not {short(repr(text))}"
-            raise ConfigError(told if " must be at " not in str(error) else str(error)) from None
+            expected = f"{where} takes {kinds}, comma-separated, such as {example}, not {short(repr(text))}"
+            raise ConfigError(expected if " must be at " not in str(error) else str(error)) from None
     elif kind in (int, float):
         try:
             value = kind(text)
@@ -359,7 +408,7 @@ def from_text(text: str, hint: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be at most {BIGGEST:,}, not {short(repr(text))}")
     elif kind in (str, Tokens) or get_origin(kind) is Literal or hasattr(kind, "parse"):
         if kind is str and UNDECODED.search(text):
-            raise ConfigError(f"{where} has bytes that are no UTF-8 text: {short(repr(text))}; write it as such")
+            raise ConfigError(f"{where} is not UTF-8 text: {short(repr(text))}; encode it as UTF-8")
         value = check_type(text, kind, where)
     else:
         value = Path(text) if kind is Path else text
@@ -367,19 +416,20 @@ def from_text(text: str, hint: Any, where: str) -> Any:
     return value
 
 
-def _told(cls: type) -> dict[str, str]:
-    """Descriptions under `Parameters` of the docstrings of a class and of those it inherits from, its own first."""
-    found: dict[str, str] = {}
-    for each in cls.__mro__:
-        parts = HEADING.split(inspect.cleandoc(each.__doc__ or ""))
+def _descriptions(cls: type) -> dict[str, str]:
+    """Return the descriptions of parameters from the docstrings of a class and its bases, its own first."""
+    descriptions: dict[str, str] = {}
+    for base in cls.__mro__:
+        # The split alternates between the titles of sections and their bodies.
+        parts = HEADING.split(inspect.cleandoc(base.__doc__ or ""))
         for title, body in zip(parts[1::2], parts[2::2], strict=True):
-            for name, told in _entries(body).items() if title == "Parameters" else ():
-                found.setdefault(name, told)
-    return found
+            for name, text in _entries(body).items() if title == "Parameters" else ():
+                descriptions.setdefault(name, text)
+    return descriptions
 
 
 def _entries(body: str) -> dict[str, str]:
-    """Descriptions by name, of a section in which several names may share one."""
+    """Return descriptions by name of a docstring's section, in which several names may share one."""
     names: list[str] = []
     lines: dict[str, list[str]] = {}
     for line in body.splitlines():
@@ -387,4 +437,4 @@ def _entries(body: str) -> dict[str, str]:
             names = [name.strip() for name in entry[1].split(",")]
         for name in names if line.startswith(" ") else ():
             lines.setdefault(name, []).append(line.strip())
-    return {name: " ".join(told) for name, told in lines.items()}
+    return {name: " ".join(texts) for name, texts in lines.items()}

@@ -1,4 +1,4 @@
-"""Errors a user can mend: each message says what is wrong, where, and what to do about it."""
+"""Errors that users can fix: each message says what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-SHOWN = 80  # characters of a stranger's text in a message
+SHOWN = 80  # characters of an untrusted text in a message
 LISTED = 200
-"""Characters of a wrong name and a list of those that exist in a message, which with all else has 300 at most."""
+"""Characters of a wrong name and the known ones in a message, so that a whole message has at most 300."""
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters that steer a terminal, line breaks and tabs aside
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters of terminals, but line feed and tab
 
 
 class SpError(Exception):
-    """Base of every error the command line prints as one line before it exits with status 2."""
+    """Base of all errors that the command line prints as one line before it exits with status 2."""
 
 
 class SpWarning(UserWarning):
-    """What a user should know of work that goes on; the command line prints it as one line on stderr."""
+    """A remark on work that continues; the command line prints it as one line on stderr."""
 
 
 class GGUFError(SpError):
-    """A GGUF file is truncated, hostile or uses something `sp` does not support."""
+    """A GGUF file is truncated, malicious, or uses something that `sp` does not support."""
 
 
 class ChangedError(GGUFError):
-    """A file was written to while its weights were in use."""
+    """A file was modified while its weights were in use."""
 
 
 class FetchError(SpError):
-    """What is known by name could not be fetched: no network, a damaged download, a folder that cannot be written."""
+    """A model could not be fetched by name: no network, a damaged download, or a folder that cannot be written."""
 
 
 class ModelError(SpError):
-    """A file is valid GGUF but does not describe a model `sp` can run."""
+    """A file is valid GGUF but does not describe a model that `sp` can run."""
 
 
 class ConfigError(SpError):
@@ -42,19 +42,19 @@ class ConfigError(SpError):
 
 
 class KeywordError(ConfigError, TypeError):
-    """A keyword that a function or a class does not take; for Python a TypeError like any other."""
+    """A function or class has no such keyword; also a TypeError, as for any Python function."""
 
 
 class UsageError(ConfigError):
-    """A command line says no command, or options that it has not."""
+    """A command line names no command, or options that the command does not have."""
 
 
 class PromptError(SpError):
-    """The prompt cannot be used: empty, too long for the context, or its protected spans do not fit."""
+    """The prompt cannot be used: it is empty or too long for the context, or its protected spans do not fit."""
 
 
 class TooLongError(PromptError):
-    """A prompt and its answer do not fit together. `room`: tokens of an answer that would; None if not known."""
+    """A prompt and its answer exceed the context. `room`: tokens that remain for an answer; None if unknown."""
 
     def __init__(self, message: str, room: int | None = None) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class TooLongError(PromptError):
 
 
 class DeviceError(SpError):
-    """The GPU, its driver or its compiler cannot do what was asked, or a kernel was launched wrongly."""
+    """The GPU, its driver or its compiler lacks a feature, or a kernel was launched incorrectly."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
@@ -77,7 +77,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 
 
 def known_names(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a wrong name: the nearest ones, and all of them if they are few.
+    """Return the end of a message about a wrong name: the nearest known names, and all if they are few.
 
     >>> known_names("men", ["max", "mean"])
     "; did you mean 'mean'? Known: max, mean"
@@ -89,36 +89,37 @@ def known_names(name: str, known: Iterable[str]) -> str:
         return "; there are none"
     near = get_close_matches(name[:SHOWN], names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
-    return f"{hint} Known: {listed(names, LISTED - len(short(name)) - len(hint))}"
+    return f"{hint} Known: {join_names(names, LISTED - len(short(name)) - len(hint))}"
 
 
-def listed(names: Iterable[str], most: int = LISTED // 2) -> str:
-    """Names with commas between them, as many as `most` characters hold; of more than that how many there are."""
+def join_names(names: Iterable[str], most: int = LISTED // 2) -> str:
+    """Join names with commas, as many as fit into `most` characters; if some are missing, say how many there are."""
     names = [short(name) for name in names]
-    told = names[:]
-    while len(told) > 1 and len(", ".join(told)) > most:
-        told.pop()
-    return ", ".join(told) + (f", ... ({len(names)} in all)" if len(told) < len(names) else "")
+    first = names[:]
+    while len(first) > 1 and len(", ".join(first)) > most:
+        first.pop()
+    return ", ".join(first) + (f", ... ({len(names)} in all)" if len(first) < len(names) else "")
 
 
 def plain(text: str, limit: int = 200) -> str:
-    r"""`text` fit for one line of a terminal: a file must not get its escape sequences there.
+    r"""Make a text safe for one line of a terminal: a file must not send escape sequences there.
 
     >>> plain("a\x1b[2Jb\nc")
     'a�[2Jb c'
     """
     text = " ".join(text.split())
-    cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else "\ufffd" for c in cut)
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def printable(text: str) -> str:
-    r"""`text` of a document or a model for a terminal: what would steer that is spelled out, lines and tabs stay.
-    Spelled out are the other control characters of ASCII, escape among them, and those from U+007F to U+009F.
+    r"""Make a text of a document or a model safe for a terminal; line ends and tabs stay.
+
+    Other control characters of ASCII, including escape, and those from U+007F to U+009F are written as ``\x1b``.
     """
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
 
 
 def short(text: object, most: int = SHOWN) -> str:
-    """A stranger's text for a message: `plain` of its beginning, so that its length costs nothing."""
+    """Shorten an untrusted text for a message: `plain` of its beginning, at a cost independent of its length."""
     return plain(str(text)[: 4 * most], most)

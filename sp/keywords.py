@@ -1,4 +1,4 @@
-"""Names of options: former ones are understood and named once on stderr, unknown ones are refused with the nearest."""
+"""Names of options: former names work with a warning; unknown ones are errors that offer the nearest."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ RENAMED: Mapping[str, str] = {
     "draft": "speculator",
     "draft_type": "speculator_type",
 }
-"""Present name of every option that was renamed, by its former one. Command line, sweep files, other YAML and keywords
-of Python take both; help and documents have the present one."""
+"""Present name of every renamed option, by its former one. Command line, sweep files, other YAML and keywords of Python
+accept both; help and documents have the present one."""
 
 RECORDED: Mapping[str, str] = {now: former for former, now in RENAMED.items()} | {"precisions": "maths"}
-"""Key that records, traces and JSON outputs have for a name: its former one, so that old and new ones compare."""
+"""Keys in records, traces and JSON outputs, by present name: they keep the former ones, so that records compare."""
 
 T = TypeVar("T")
 Named = TypeVar("Named", bound=Callable[..., Any])
 
 
-def present_name(name: str, known: Collection[str], shown: Callable[[str], str] = str, stacklevel: int = 2) -> str:
+def present_name(name: str, known: Collection[str], format: Callable[[str], str] = str, stacklevel: int = 2) -> str:
     """Return the present name of an option, with an `SpWarning` if `name` is its former one.
 
-    `known`: names that are taken here; a former name that is among them still means something else. `shown`: how a name
-    is written here, for the warning.
+    `known`: names of the options here; a former name among them is an option of its own. `format`: writes a name for
+    the warning, such as ``--name``.
 
     >>> present_name("math", ["math"]), present_name("precision", ["precision"])
     ('math', 'precision')
@@ -40,12 +40,12 @@ def present_name(name: str, known: Collection[str], shown: Callable[[str], str] 
     now = RENAMED.get(name, name)
     if name in known or now not in known:
         return name
-    warnings.warn(f"{shown(name)} is now {shown(now)}; the old name still works", SpWarning, stacklevel + 1)
+    warnings.warn(f"{format(name)} is now {format(now)}; the old name still works", SpWarning, stacklevel + 1)
     return now
 
 
 def present_names(values: Mapping[str, T], known: Collection[str], stacklevel: int = 2) -> dict[str, T]:
-    """Return options by their present names; ConfigError for one that is set by both of its names.
+    """Return options by their present names; ConfigError if one is set by both of its names.
 
     >>> present_names({"precision": "int8", "device": "cpu"}, ["precision", "device"])
     {'precision': 'int8', 'device': 'cpu'}
@@ -54,13 +54,13 @@ def present_names(values: Mapping[str, T], known: Collection[str], stacklevel: i
     for name, value in values.items():
         now = present_name(name, known, stacklevel=stacklevel + 1)
         if now in present:
-            raise ConfigError(f"{name} and {now} are one option; set one of them")
+            raise ConfigError(f"{name} and {now} are names of the same option; set one of them")
         present[now] = value
     return present
 
 
 def recorded(values: Mapping[str, T]) -> dict[str, T]:
-    """Return values by the keys that records and JSON outputs have for their names; see `RECORDED`.
+    """Return values by the keys of records and JSON outputs; see `RECORDED`.
 
     >>> recorded({"gpus": 2, "tokens": 512})
     {'cards': 2, 'tokens': 512}
@@ -69,9 +69,9 @@ def recorded(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def names_keywords(function: Named, options: Iterable[str] = ()) -> Named:
-    """Let a function, or a dataclass, take former names of its keywords and answer unknown ones with the nearest.
+    """Wrap a function or a dataclass so that former keywords work and an unknown one raises KeywordError.
 
-    `options`: names of fields of `sp.RunOptions`, which the function takes as one.
+    `options`: fields of `sp.RunOptions`, which the function takes as one argument; for the message.
 
     >>> @names_keywords
     ... def bake(*, minutes: int = 30) -> None: ...
@@ -84,23 +84,25 @@ def names_keywords(function: Named, options: Iterable[str] = ()) -> Named:
         return function
     code = function.__code__
     known = [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name != "self"]
-    what, names = function.__qualname__.removesuffix(".__init__").rpartition(".")[2], frozenset(known)
+    callee, names = function.__qualname__.removesuffix(".__init__").rpartition(".")[2], frozenset(known)
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
-        if not keywords.keys() <= names:  # the usual call pays for this comparison alone
+        if not keywords.keys() <= names:  # calls with present names cost only this comparison
             keywords = present_names(keywords, names, stacklevel=3)
-            check_keywords(what, keywords, known, options)
+            check_keywords(callee, keywords, known, options)
         return function(*args, **keywords)
 
     return checked  # type: ignore[return-value]
 
 
-def check_keywords(what: str, names: Iterable[str], known: Iterable[str], options: Iterable[str] = ()) -> None:
-    """Raise KeywordError for the first name that is no keyword of `what`; `options` as in `names_keywords`."""
+def check_keywords(callee: str, names: Iterable[str], known: Iterable[str], options: Iterable[str] = ()) -> None:
+    """Raise KeywordError for the first name that is no keyword of `callee`; `options` as in `names_keywords`."""
     known = [*known]
     for name in names:
         if name not in known:
-            error = unknown_name(f"keyword of {what}", name, known)
-            inside = f"{what} takes no {name}; it is one of sp.RunOptions: options=sp.RunOptions({name}=...)"
-            raise KeywordError(inside if name in options else str(error))
+            error = unknown_name(f"keyword of {callee}", name, known)
+            hint = (
+                f"{callee} takes no {name}, which is a field of sp.RunOptions; pass options=sp.RunOptions({name}=...)"
+            )
+            raise KeywordError(hint if name in options else str(error))

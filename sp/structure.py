@@ -1,4 +1,4 @@
-"""What text is made of, in bytes: lines and the blocks round them, JSON values, prose. All linear in its size."""
+"""Structure of a text, in bytes: lines and nested blocks, JSON values, prose. All functions take linear time."""
 
 from __future__ import annotations
 
@@ -21,63 +21,70 @@ _BLANKS[list(b" \t\n\r\f\v")] = True
 
 
 def line_starts(text: bytes) -> Ints:
-    """Where lines begin, each with the blank ones behind it, the first also with those before it."""
+    """Return the byte at which each line starts, int64 (lines,).
+
+    Blank lines belong to the line before them; those at the beginning to the first.
+    """
     raw = np.frombuffer(text, np.uint8)
     starts = np.append(0, np.flatnonzero(raw == 0x0A) + 1)
-    ink = np.append(0, np.cumsum(~_BLANKS[raw]))
+    ink = np.append(0, np.cumsum(~_BLANKS[raw]))  # bytes before each place that are not blank
     filled = ink[np.append(starts[1:], len(text))] > ink[np.minimum(starts, len(text))]
     starts = starts[filled]
     return np.append(0, starts[1:]).astype(np.int64)
 
 
 def nested_blocks(text: bytes, starts: Ints) -> list[tuple[int, int]]:
-    """Pairs of lines that open and close a block, properly nested, in the order in which they open. Fences as in
-    CommonMark 0.31, save that one without an end is no fence; nothing inside of them is a mark. Tags count where each
-    has a line of its own, and one that is never closed is only text. `starts` array (lines,): as `line_starts` gives
-    them.
+    """Return pairs of lines that open and close a block, properly nested, in the order in which they open.
+
+    Blocks are fences as in CommonMark 0.31, but one without an end is text, and elements whose tags are on lines of
+    their own; a tag that is never closed is text. Inside of a fence everything is text. `starts`: result of
+    `line_starts`.
     """
     marks = list(_MARK.finditer(text))
     lines = (np.searchsorted(starts, [mark.start() for mark in marks], side="right") - 1).tolist()
     longest = _longest_ends(marks)
-    found: list[tuple[int, int]] = []
+    blocks: list[tuple[int, int]] = []
     opened: list[tuple[bytes, int]] = []
-    names: Counter[bytes] = Counter()
+    names: Counter[bytes] = Counter()  # of opened tags
     number = 0
     while number < len(marks):
         mark, line = marks[number], lines[number]
         number += 1
         if (fence := mark["fence"]) is not None:
-            if fence[:1] == b"`" and b"`" in mark["info"]:
+            if fence[:1] == b"`" and b"`" in mark["info"]:  # inline code, by CommonMark
                 continue
             if len(fence) > longest[fence[:1]][number]:
                 continue
             while _end_of(marks[number], fence[:1]) < len(fence):
                 number += 1
-            found.append((line, lines[number]))
+            blocks.append((line, lines[number]))
             number += 1
         elif not mark["closing"]:
             if not (mark["attributes"] or b"").endswith(b"/"):
                 opened.append((mark["tag"], line))
                 names[mark["tag"]] += 1
         elif names[mark["tag"]] and not mark["attributes"]:
-            while True:
+            while True:  # tags that were opened inside of this one and never closed are text
                 name, first = opened.pop()
                 names[name] -= 1
                 if name == mark["tag"]:
                     break
             if first < line:
-                found.append((first, line))
-    return sorted(found)
+                blocks.append((first, line))
+    return sorted(blocks)
 
 
 def _end_of(mark: re.Match[bytes], kind: bytes) -> int:
-    """How long a fence of this kind a line can end; 0 for none."""
+    """Return the length of the longest fence of this kind that a line can end; 0 if it ends none."""
     fence = mark["fence"]
     return len(fence) if fence is not None and fence[:1] == kind and not mark["info"].strip() else 0
 
 
 def _longest_ends(marks: list[re.Match[bytes]]) -> dict[bytes, list[int]]:
-    """By kind: the longest fence that any mark from a place on can end. So no opening looks for an end in vain."""
+    """Return, by kind of fence, the longest one that any mark from each index on can end.
+
+    An opening without an end is recognised by it in constant time, without a search.
+    """
     longest = {}
     for kind in (b"`", b"~"):
         most = [0] * (len(marks) + 1)
@@ -99,72 +106,88 @@ _OBJECT, _COMMA, _CLOSERS = 0x7B, 0x2C, {0x7B: 0x7D, 0x5B: 0x5D}
 
 @dataclass(slots=True, eq=False)
 class JsonValue:
-    """A value and where it stands. `start`, `at`, `end`: bytes `[start, end)` are the value with its key, if it has
-    one; `at` is where the value itself begins.
+    """A value of a JSON text and its place.
+
+    Attributes
+    ----------
+    start, end : int
+        Bytes ``[start, end)`` of the value with its key, if it has one.
+    value_start : int
+        First byte of the value itself.
+    comma : int
+        Byte of the comma after it; -1 without one.
+    container : bool
+        True for an object or an array.
+    members : list of JsonValue
+        Members of an object or an array.
     """
 
     start: int
-    at: int
+    value_start: int
     end: int = -1
-    comma: int = -1  # byte of the comma behind it; -1 without one
-    container: bool = False  # whether it is an object or an array
-    members: list[JsonValue] = field(default_factory=list)  # of an object or an array
+    comma: int = -1
+    container: bool = False
+    members: list[JsonValue] = field(default_factory=list)
 
 
 def json_values(text: bytes) -> list[JsonValue]:
-    """The outermost objects and arrays of a text, in order. What breaks off, or is no JSON, is passed over; whole
-    values inside of it are found. One pass: where a value turns out to be none, the search goes on from there. A string
-    that does not end costs its line once, as JSON has no line breaks in strings, and no other string can begin in the
-    rest of that line.
+    """Return the outermost objects and arrays of a text, in order.
+
+    A value that breaks off or is not JSON is skipped, but complete values inside of it are returned.
     """
-    found: list[JsonValue] = []
-    at = 0
-    while opened := _OPEN.search(text, at):
-        at = _read(text, opened.start(), found)
-    return found
+    # One pass: the search goes on where a value breaks off. A string without an end costs its line only once, as JSON
+    # strings have no line breaks, and no other string can begin in the rest of that line.
+    values: list[JsonValue] = []
+    position = 0
+    while opened := _OPEN.search(text, position):
+        position = _read(text, opened.start(), values)
+    return values
 
 
-def _read(text: bytes, start: int, found: list[JsonValue]) -> int:
-    """Read a value from its bracket on; add it, or the whole ones inside if it breaks off; where that was."""
-    top = JsonValue(start, start, container=True)
-    above: list[JsonValue] = []
-    at = start + 1
+def _read(text: bytes, start: int, values: list[JsonValue]) -> int:
+    """Read a value from its bracket on, and return the byte at which it ends or breaks off.
+
+    Appends it to `values`; if it breaks off, the complete values inside.
+    """
+    top = JsonValue(start, start, container=True)  # the innermost open container
+    above: list[JsonValue] = []  # a stack, not recursion: nesting may be deeper than Python's limit
+    position = start + 1
     while True:
-        after = None if top.members else _NEXT.match(text, at)
-        if after is None:  # a member has to follow: at the beginning, or behind a comma
-            member = (_MEMBER if text[top.at] == _OBJECT else _ELEMENT).match(text, at)
+        after = None if top.members else _NEXT.match(text, position)
+        if after is None:  # a member has to follow: at the beginning, or after a comma
+            member = (_MEMBER if text[top.value_start] == _OBJECT else _ELEMENT).match(text, position)
             if member is None:
                 break
             value = JsonValue(member.start(1), member.start(2))
             top.members.append(value)
-            at = member.end()
-            if text[value.at] in _CLOSERS:
+            position = member.end()
+            if text[value.value_start] in _CLOSERS:
                 value.container = True
                 above.append(top)
                 top = value
                 continue
-            value.end = at
-            after = _NEXT.match(text, at)
+            value.end = position
+            after = _NEXT.match(text, position)
         while after is not None and after[1][0] != _COMMA:
-            if after[1][0] != _CLOSERS[text[top.at]]:
+            if after[1][0] != _CLOSERS[text[top.value_start]]:
                 after = None
                 break
-            at = top.end = after.end()
+            position = top.end = after.end()
             if not above:
-                found.append(top)
-                return at
+                values.append(top)
+                return position
             top = above.pop()
-            after = _NEXT.match(text, at)
+            after = _NEXT.match(text, position)
         if after is None or not top.members:
             break
         top.members[-1].comma = after.start(1)
-        at = after.end()
+        position = after.end()
     for broken in (*above, top):
         for inner in broken.members:
             if inner.container and inner.end >= 0:
-                inner.start, inner.comma = inner.at, -1
-                found.append(inner)
-    return at
+                inner.start, inner.comma = inner.value_start, -1  # it is outermost now: without key and comma
+                values.append(inner)
+    return position
 
 
 LETTERS = bytes(range(0x80, 0x100)) + b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \n,.;:!?'\"-"
@@ -174,14 +197,16 @@ LEAST_LETTERS, LEAST_WORDS = 0.92, 5
 
 
 def is_prose(paragraph: bytes) -> bool:
-    """Whether a paragraph is written in sentences. It has a stop before white space, no indented line, words to a line
-    as sentences have, and few signs that code and logs are full of: brackets, slashes, underscores, equals signs,
-    digits.
+    """Return True if a paragraph consists of sentences.
+
+    It has a full stop before white space, no indented line, at least `LEAST_WORDS` words per line, and few of the
+    characters that are frequent in code and logs: brackets, slashes, underscores, equals signs, digits.
     """
     signs = len(paragraph.translate(None, LETTERS))
     lines = paragraph.strip().count(b"\n") + 1
     if signs > (1 - LEAST_LETTERS) * len(paragraph) or INDENTED.search(paragraph):
         return False
+    # characters of Chinese, Japanese and Korean, which have no spaces: each counts as a word
     wide = sum(paragraph.count(lead) for lead in (b"\xe3", b"\xe4", b"\xe5", b"\xe6", b"\xe7", b"\xe8", b"\xe9"))
     return len(paragraph.split()) + wide >= LEAST_WORDS * lines and STOP.search(paragraph) is not None
 
@@ -191,27 +216,26 @@ _PART = re.compile(rb"\\u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|\\.|[^
 
 @dataclass(frozen=True)
 class Unquoted:
-    """The text, and the byte of the string at which each of its bytes and its end are written, shape (n + 1,)."""
+    """The content of a JSON string, and the byte of the string that encodes each of its bytes and its end, (n + 1,)."""
 
     text: bytes
     places: Ints
 
 
 def unquote(string: bytes) -> Unquoted | None:
-    r"""What is written between the quotes of a JSON string; None if that is no such string."""
-    texts, places, at = [], [np.zeros(0, np.int64)], 0
+    r"""Decode the bytes between the quotes of a JSON string; None if they are not valid there."""
+    texts, places, position = [], [np.zeros(0, np.int64)], 0
     for part in _PART.finditer(string):
-        if part.start() != at:
+        if part.start() != position:
             return None
-        at, written = part.end(), part[0]
-        if written[:1] == b"\\":
+        position, text = part.end(), part[0]
+        if text[:1] == b"\\":
             try:
-                said = json.loads(b'"' + written + b'"').encode()
-            except ValueError:  # no such escape, or half of a pair
+                text = json.loads(b'"' + text + b'"').encode()
+            except ValueError:  # an unknown escape, or half a surrogate pair
                 return None
-            places.append(np.full(len(said), part.start()))
+            places.append(np.full(len(text), part.start()))
         else:
-            said = written
-            places.append(np.arange(part.start(), at))
-        texts.append(said)
-    return None if at != len(string) else Unquoted(b"".join(texts), np.concatenate([*places, [at]]))
+            places.append(np.arange(part.start(), position))
+        texts.append(text)
+    return None if position != len(string) else Unquoted(b"".join(texts), np.concatenate([*places, [position]]))

@@ -1,4 +1,4 @@
-"""What a run did: seconds and tokens of each stage, arrays worth plotting, and facts; saved as JSON + safetensors."""
+"""Record of a run: seconds and tokens of each stage, arrays for plots, and facts; saved as JSON and safetensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SHOWN = 6  # stages that the short form of a trace shows
+SHOWN = 6  # stages in the repr of a trace
 
 
 @dataclass
 class Stage:
-    """One stage of a run; `tokens` may be filled in while it runs. `beside` are seconds of it that went by while other
-    stages ran, and are theirs.
+    """One stage of a run.
+
+    Attributes
+    ----------
+    name : str
+    tokens : int
+        Tokens that it processed; may be set while it runs.
+    seconds : float
+        Its time, without the overlapped part.
+    beside : float
+        Seconds of its work that overlapped with other stages, which count them.
     """
 
     name: str
@@ -36,20 +45,20 @@ class Stage:
 
 @dataclass
 class Trace:
-    """Record of one run, filled by the stages as they go."""
+    """Record of one run, filled by its stages."""
 
     stages: list[Stage] = field(default_factory=list)
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        told = [f"{stage.name} {stage.seconds:.3g} s" for stage in self.stages[:SHOWN]]
-        told += [f"{len(self.stages) - SHOWN} more"] if len(self.stages) > SHOWN else []
-        return f"Trace({', '.join(told)}; {len(self.arrays)} arrays, {len(self.facts)} facts)"
+        stages = [f"{stage.name} {stage.seconds:.3g} s" for stage in self.stages[:SHOWN]]
+        stages += [f"{len(self.stages) - SHOWN} more"] if len(self.stages) > SHOWN else []
+        return f"Trace({', '.join(stages)}; {len(self.arrays)} arrays, {len(self.facts)} facts)"
 
     @contextmanager
     def stage(self, name: str, tokens: int = 0) -> Iterator[Stage]:
-        """Time the body with a monotonic clock and append it as a stage."""
+        """Time the body of a ``with`` statement with a monotonic clock, and append it as a stage."""
         stage, start = Stage(name, tokens), time.perf_counter()
         yield stage
         stage.seconds = time.perf_counter() - start
@@ -57,7 +66,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """Sum of all stages."""
+        """Sum of the seconds of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
     def save(self, folder: Path) -> tuple[Path, Path]:
@@ -73,7 +82,7 @@ class Trace:
 
 
 def dump_json(value: Mapping[str, Any]) -> bytes:
-    """JSON bytes with a final newline; NumPy scalars become plain numbers."""
+    """Return JSON bytes with a final newline; NumPy scalars become plain numbers."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, np.generic):
@@ -100,31 +109,31 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this process so far. On Linux its own mark: `ru_maxrss` there counts what the process
-    held that started this one.
-    """
+    """Return the peak resident memory of this process, in bytes."""
+    # On Linux not `ru_maxrss`, which a process inherits across exec from the one that started it.
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, others KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 Reporter = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
-"""Opens a progress bar: (what, total) -> context that yields a callback taking increments."""
+"""Opens a progress bar: (stage, total) -> context that yields a callback, which takes the units done since its last
+call."""
 
 
-def silent(what: str, total: int) -> AbstractContextManager[None]:
-    """A reporter that shows nothing."""
+def silent(stage: str, total: int) -> AbstractContextManager[None]:
+    """Report nothing; a `Reporter`."""
     return nullcontext()
 
 
 OnProgress = Callable[[str, int, int], object]
-"""Takes (stage, done, total): how much of a stage is done, in units of its own, of which there are `total`."""
+"""Takes (stage, done, total): units of a stage that are done, of `total`."""
 
 
 def reporting(progress: OnProgress | None, reporter: Reporter = silent) -> Reporter:
-    """A reporter that calls a function when a stage begins, and whenever more of it is done; without one `reporter`.
+    """Return a reporter that calls a function when a stage begins and whenever it advances; `reporter` without one.
 
     >>> with reporting(print)("scoring", 20) as advance:
     ...     advance(5)
@@ -136,18 +145,18 @@ def reporting(progress: OnProgress | None, reporter: Reporter = silent) -> Repor
     call = progress
 
     @contextmanager
-    def telling(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    def calling(stage: str, total: int) -> Iterator[Callable[[int], None]]:
         done = 0
-        with reporter(what, total) as shown:
+        with reporter(stage, total) as advance_bar:
 
             def advance(amount: int) -> None:
                 nonlocal done
                 done += amount
-                if shown is not None:
-                    shown(amount)
-                call(what, done, total)
+                if advance_bar is not None:
+                    advance_bar(amount)
+                call(stage, done, total)
 
-            call(what, 0, total)
+            call(stage, 0, total)
             yield advance
 
-    return telling
+    return calling

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 from sp import cli
-from sp.commands.shell.line import Command
+from sp.commands.shell.parser import Command
 
 
 class Done(NamedTuple):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sp.bench.simulate import read_trace
-from sp.commands.asked import overrides, read_settings
+from sp.commands.common import overrides, read_settings
 from sp.evals.formats.records import FORMATS, recognise
 from sp.evals.turns.ways import KEY, known_rows
 from sp.named import read_strategies

@@ -266,7 +266,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("sp.planning.inspect.inspect_file", full)
     assert call(monkeypatch, "inspect", "x.gguf") == 2
     error = capsys.readouterr().err
-    assert error == "sp: error: rows.jsonl: No space left on device; what was asked for is not complete\n"
+    assert error == "sp: error: rows.jsonl: No space left on device; the command did not complete\n"
 
 
 def test_help_and_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,12 +288,12 @@ def test_help_has_examples_and_shows_brackets(
         assert call(monkeypatch, *words, "--help") == 0
         shown = capsys.readouterr().out
         assert "Examples:\n  sp " in shown, words
-        told = " ".join([*command.told[1], *(one.field.told for one in command.entries)])
+        told = " ".join([*command.help_parts[1], *(one.field.description for one in command.options)])
         for piece in re.findall(r"\[[a-z_]+=[^]]*\]", told):
             assert piece in shown, (words, piece)
             bracketed += 1
-        for one in command.entries:
-            assert one.field.told, (words, one.name)
+        for one in command.options:
+            assert one.field.description, (words, one.name)
             assert all(flag in shown for flag in (*one.flags, *one.switches)), (words, one.name)
     assert bracketed > 5
 
@@ -302,18 +302,18 @@ def test_the_command_line_only_registers_what_has_a_file_of_its_own() -> None:
     for words, command in commands().items():
         home = command.function.__module__
         assert home.startswith(f"sp.commands.{words[0]}"), words
-        assert cli.summary(" ".join(words)) == command.told[0].partition("\n")[0]
+        assert cli.summary(" ".join(words)) == command.help_parts[0].partition("\n")[0]
 
 
 def test_commands_of_eval_share_their_options_with_defaults_of_their_own() -> None:
     found = commands()
     options = [
-        {one.dest: one.field.value for one in found["eval", name].entries} for name in ("needle", "ruler", "ppl")
+        {one.dest: one.field.value for one in found["eval", name].options} for name in ("needle", "ruler", "ppl")
     ]
-    shared = [[name for name in each if name.startswith("asked.")] for each in options]
+    shared = [[name for name in each if name.startswith("evaluation.")] for each in options]
     assert shared[0] == shared[1] == shared[2]
-    assert [each["asked.keep_ratio"] for each in options] == ["0.05,0.1", "0.1", "0.1,0.3,0.5"]
-    assert {f"asked.{name}" for name in ("scorer", "models.target", "run.kv", "thinking.mode")} <= {*shared[0]}
+    assert [each["evaluation.keep_ratio"] for each in options] == ["0.05,0.1", "0.1", "0.1,0.3,0.5"]
+    assert {f"evaluation.{name}" for name in ("scorer", "models.target", "run.kv", "thinking.mode")} <= {*shared[0]}
 
 
 def test_a_new_field_is_an_option_everywhere_without_a_further_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,10 @@ def test_the_public_names_are_listed_and_typed() -> None:
         (lambda pair: Pipeline.open(devise="cpu"), "open 'devise'; did you mean 'device'"),
         (lambda pair: sp.Conversation(pair, option=None), "Conversation 'option'; did you mean 'options'"),
         (lambda pair: pair.run(TEXT, option=None), "run 'option'; did you mean 'options'"),
-        (lambda pair: pair.run(TEXT, max_new_tokens=3), r"it is one of sp\.RunOptions: options=sp\.RunOptions"),
+        (
+            lambda pair: pair.run(TEXT, max_new_tokens=3),
+            r"field of sp\.RunOptions; pass options=sp\.RunOptions",
+        ),
         (lambda pair: pair.stream(TEXT, progres=None), "stream 'progres'; did you mean 'progress'"),
         (lambda pair: sp.Conversation(pair).ask([], tool=[]), "ask 'tool'; did you mean 'tools'"),
     ],

@@ -25,7 +25,7 @@ def test_a_former_keyword_is_the_present_one() -> None:
 
 
 def test_both_names_of_one_option_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one option"), pytest.warns(SpWarning):
+    with pytest.raises(ConfigError, match="names of the same option"), pytest.warns(SpWarning):
         ModelOptions(math="int8", precision="bf16")  # type: ignore[call-arg]
 
 
@@ -37,13 +37,13 @@ def test_unknown_keywords_are_told_the_present_names() -> None:
 @pytest.mark.parametrize("words", list(COMMANDS))
 def test_a_former_flag_says_what_the_present_one_says(words: str) -> None:
     command = command_of(words)
-    names = {one.name: one for one in command.entries if not one.field.option.argument}
+    names = {one.name: one for one in command.options if not one.field.option.argument}
     for former, now in RENAMED.items():
         if now not in names or former in names:
             continue
         value = VALUES.get(now, "2")
         flag, present = (f"--{name.replace('_', '-')}" for name in (former, now))
-        rest = ["x"] if any(one.field.option.argument for one in command.entries) else []
+        rest = ["x"] if any(one.field.option.argument for one in command.options) else []
         needed = required(command)
         want = command.parse([*rest, *needed, present, value])
         for form in ([flag, value], [f"{flag}={value}"]):
@@ -55,7 +55,7 @@ def test_a_former_flag_says_what_the_present_one_says(words: str) -> None:
 def required(command) -> list[str]:
     """Flags that a command cannot do without, with a value each."""
     flags: list[str] = []
-    for one in command.entries:
+    for one in command.options:
         if one.field.value is ... and not one.field.option.argument:
             flags += [one.flags[-1], "1"]
     return flags

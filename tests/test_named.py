@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sp.commands.asked import read_settings
+from sp.commands.common import read_settings
 from sp.decode import DECODERS
 from sp.decode.dflash import DDTree
 from sp.errors import ConfigError
@@ -43,11 +43,11 @@ WRONG = [
     ({"decode": "gredy"}, "unknown decoder 'gredy'; did you mean 'greedy'"),
     ({"scorer": "tail[querys=24]"}, "unknown option of scorer tail 'querys'; did you mean 'queries'.*Known: "),
     ({"scorer": "tail[queries=many]"}, "scorer tail: queries must be"),
-    ({"scorer": "tail[queries=1,pool=2]"}, "NAME=VALUE with spaces between them"),
-    ({"scorer": "tail,lexical"}, "scorer takes one scorer here, not 'tail,lexical'"),
-    ({"scorer": ""}, "scorer names nothing; known: anchored, .*in all"),
-    ({"scorer": "tail["}, "scorer takes names with commas"),
-    ({"scorer": "tail[queries=!!int,abc]"}, "!!int,abc is not for such files; write a plain value"),
+    ({"scorer": "tail[queries=1,pool=2]"}, "NAME=VALUE, separated by spaces"),
+    ({"scorer": "tail,lexical"}, "scorer takes one scorer, not 'tail,lexical'"),
+    ({"scorer": ""}, "scorer is empty; known: anchored, .*in all"),
+    ({"scorer": "tail["}, "scorer takes comma-separated names"),
+    ({"scorer": "tail[queries=!!int,abc]"}, "!!int,abc is not supported; write text, a number"),
     ({"scorer": "x" * 10_000}, "unknown scorer"),
     ({"scorer": 5}, "options: scorer must be Scorer, not 5"),
 ]

@@ -124,12 +124,12 @@ def test_what_is_wrong_with_a_plugin_is_one_line(
 @pytest.mark.parametrize(
     ("named", "told"),
     [
-        ("absent.py", "plugin absent.py: there is no such file"),
-        ("absent_module_x", "plugin absent_module_x: there is no such module; name a file as in mine.py"),
-        ("not a module", "a plugin is a Python file such as mine.py, or the name of a module, not 'not a module'"),
-        ("", "not ''"),
-        ("x" * 5000 + ".py", "there is no such file"),
-        ("\0.py", "there is no such file"),
+        ("absent.py", "plugin absent.py: no such file; check the path"),
+        ("absent_module_x", "plugin absent_module_x: no such module; pass a file such as mine.py"),
+        ("not a module", "a plugin is a Python file such as mine.py, or the name of a module; got 'not a module'"),
+        ("", "got ''"),
+        ("x" * 5000 + ".py", "no such file; check the path"),
+        ("\0.py", "no such file; check the path"),
     ],
 )
 def test_a_plugin_that_is_not_there(named: str, told: str) -> None:
@@ -153,7 +153,7 @@ def test_modules_by_name_and_what_packages_install(
     assert call(monkeypatch, "list", "scorers", "--json") == 0
     said = capsys.readouterr()
     assert said.err == (
-        "sp: left out: plugin absent_module_x: there is no such module; name a file as in mine.py, or install it\n"
+        "sp: skipped: plugin absent_module_x: no such module; pass a file such as mine.py, or install the module\n"
     )
     found = {one["name"]: one for one in json.loads(said.out)["scorers"]}
     assert found["outside"]["source"] == "outside_module"
@@ -213,9 +213,9 @@ def test_the_printed_scorer_in_an_evaluation_and_a_sweep(
 
 def test_a_sweep_tells_the_line_of_a_plugin(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("name: x\nplugins: [absent.py]\ntasks: {task: needle}\ncells: {keep_ratio: 0.1}\n")
-    with pytest.raises(ConfigError, match=r"^x\.yaml, line 2: plugin absent\.py: there is no such file$"):
+    with pytest.raises(ConfigError, match=r"^x\.yaml, line 2: plugin absent\.py: no such file; check the path$"):
         load_sweep(tmp_path / "x.yaml")
-    with pytest.raises(ConfigError, match=r"^--set plugins: plugin y\.py: there is no such file$"):
+    with pytest.raises(ConfigError, match=r"^--set plugins: plugin y\.py: no such file; check the path$"):
         load_sweep(tmp_path / "x.yaml", ["plugins=y.py"])
     with pytest.raises(ConfigError, match="plugins must be str, not 3"):
         load_sweep(tmp_path / "x.yaml", ["plugins=3"])

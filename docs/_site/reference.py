@@ -54,12 +54,13 @@ def commands():
         command = cli.command_of(words)
         if group and name == min(one.split()[1] for one in cli.COMMANDS if one.startswith(f"{group} ")):
             yield from ["", f"## `sp {group}`", "", cli.GROUPS[group]]
-        text, examples = command.told
+        text, examples = command.help_parts
         yield from ["", f"##{'#' * bool(group)} `sp {words}`", "", " ".join(text.split()), ""]
         yield from ["| | | default |", "|---|---|---|"]
-        for one in command.entries:
-            flags = ", ".join(f"`{flag}`" for flag in [*one.flags, *one.switches] or [one.name])
-            yield f"| {flags} | {cell(one.field.told)} | {cell(one.shown and f'`{one.shown}`')} |"
+        for option in command.options:
+            flags = ", ".join(f"`{flag}`" for flag in [*option.flags, *option.switches] or [option.name])
+            default = option.default_text and f"`{option.default_text}`"
+            yield f"| {flags} | {cell(option.field.description)} | {cell(default)} |"
         if examples:
             yield from ["", "```bash", *examples, "```"]
 

@@ -19,12 +19,14 @@ import numpy as np
 from sp.arrays import Ints
 from sp.decode.speculate import Speculative, Tree
 from sp.errors import ConfigError
-from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, is_whole, read_object, whole
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, FieldType, check, check_each, is_whole, read_object, whole
 from sp.trace import write_atomic
 
 SIMULATED = "simulated acceptance"  # marks every table, record and plot that uses it
 
-LENGTHS = Wanted("a list of whole numbers of at least 1", lambda row: isinstance(row, list) and all(map(_length, row)))
+LENGTHS = FieldType(
+    "a list of whole numbers of at least 1", lambda row: isinstance(row, list) and all(map(_length, row))
+)
 
 DecodeSetting = tuple[str, int]  # method, and budget: draft tokens per pass, 0 for greedy decoding
 

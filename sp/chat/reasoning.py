@@ -286,9 +286,9 @@ class Thinking:
     Parameters
     ----------
     mode : {"auto", "on", "off"}
-        Whether the model thinks first: as its chat template has it, with, or without.
+        Thinking before the answer: the default of the chat template, on, or off.
     effort : str, optional
-        How much it thinks: low, medium, high or another word the template knows; none is off where it knows no words.
+        Amount of thinking: low, medium, high or another word that the template knows; none means off for other ones.
 
     Raises
     ------

@@ -1,34 +1,34 @@
-"""`sp calibrate`: which layers and heads of a drafter find what a question asks for."""
+"""`sp calibrate`: find the layers and heads of a drafter that retrieve facts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from sp.commands.asked import OnDevice, compile_kernels
-from sp.commands.shell.line import arg, opt
+from sp.commands.common import OnDevice, compile_kernels
+from sp.commands.shell.parser import arg, opt
 from sp.commands.shell.terminal import AsJson, check_file, check_folder, print_json, progress_bar
 from sp.errors import ConfigError
 
 
 def calibrate(
-    file: Annotated[Path | None, arg("A GGUF file; the embedded drafter if left out.")] = None,
+    file: Annotated[Path | None, arg("A GGUF file; the embedded drafter if omitted.")] = None,
     out: Annotated[
-        Path | None, opt("-o", "--out", help="Write it to this file, not to where the scorer looks for it.")
+        Path | None, opt("-o", "--out", help="Write to this file in place of the cache, where the scorer reads it.")
     ] = None,
     texts: Annotated[
         int | None,
-        opt("-n", "--texts", least=1, most=64, help="Texts of each kind; 1 on the CPU, 4 on a GPU if left out."),
+        opt("-n", "--texts", least=1, most=64, help="Texts of each kind; if omitted 1 on the CPU, 4 on a GPU."),
     ] = None,
-    seed: Annotated[int, opt(least=0, help="What texts and needles are drawn from.")] = 0,
+    seed: Annotated[int, opt(least=0, help="Seed of texts and needles.")] = 0,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure which layers and heads of a drafter find facts in a text, for the scorer `calibrated`.
+    """Measure which layers and heads of a drafter find facts in a text, for the scorer calibrated.
 
-    It reads generated texts of four kinds, each with eight facts, and asks for every one of them. Layers or heads,
-    rotated or not, are chosen so that it holds on phrasings and kinds of text that were left out. The result is kept
-    for the file, and found by its sha256 wherever that lies.
+    The drafter reads generated texts of four kinds, with eight facts each, and a question about every fact. Layers or
+    heads, with or without rotary embedding, are chosen by their results on held-out phrasings and kinds of text. The
+    result is stored by the SHA-256 of the file, so that it applies to copies of the file, too.
 
     Examples
     --------
@@ -45,29 +45,31 @@ def calibrate(
     check_folder(folder() if out is None else None, "SP_CACHE_DIR")
     if pick_device(device) == "cuda":
         compile_kernels()
-    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)
-    made = measured(loaded.path, loaded.model, loaded.tokenizer, loaded.template, progress_bar, texts, seed)
+    loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # the drafter as `sp run` loads it
+    calibration = measured(loaded.path, loaded.model, loaded.tokenizer, loaded.template, progress_bar, texts, seed)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        made.save(out)
-    kept = keep_calibration(made) if out is None else out
-    if kept is None:
-        raise ConfigError(f"cannot write below {folder()}; name a writable folder in SP_CACHE_DIR, or a file with -o")
+        calibration.save(out)
+    path = keep_calibration(calibration) if out is None else out
+    if path is None:
+        raise ConfigError(
+            f"cannot write below {folder()}; set SP_CACHE_DIR to a writable folder, or pass a file with -o"
+        )
     if as_json:
-        print_json(made.as_dict() | {"kept": str(kept)})
+        print_json(calibration.as_dict() | {"kept": str(path)})
         return
-    heads, every = loaded.model.config.heads, loaded.model.config.layers
+    heads, count = loaded.model.config.heads, loaded.model.config.layers
     layers = [
         f"{layer}" if len(own) == heads else f"{layer} (heads {', '.join(map(str, own))})"
-        for layer, own in sorted(made.heads.items())
+        for layer, own in sorted(calibration.heads.items())
     ]
-    turned = "with rotary embedding" if made.rotary == "post" else "without rotary embedding"
-    print(f"{loaded.path.name}: layers {', '.join(layers)}, {turned}; {made.depth} of {every} are run")
-    print(f"chosen: {made.made['chosen']}")
+    rotary = "with rotary embedding" if calibration.rotary == "post" else "without rotary embedding"
+    print(f"{loaded.path.name}: layers {', '.join(layers)}, {rotary}; {calibration.depth} of {count} layers run")
+    print(f"chosen: {calibration.made['chosen']}")
     print(
-        f"left out, {made.n} questions: {100 * made.top_5_percent:.0f} % of needles among the first 5 % of the chunks, "
-        f"median rank {100 * made.rank:.1f} %"
+        f"held out, {calibration.n} questions: {100 * calibration.top_5_percent:.0f} % of needles in the top 5 % of "
+        f"chunks, median rank {100 * calibration.rank:.1f} %"
     )
-    if made.scorer != "calibrated":
-        print(f"scorer auto still takes {made.scorer} with this file; --scorer calibrated goes by what was measured")
-    print(f"written to {kept}")
+    if calibration.scorer != "calibrated":
+        print(f"scorer auto uses {calibration.scorer} with this file; --scorer calibrated uses this calibration")
+    print(f"written to {path}")

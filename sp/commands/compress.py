@@ -1,4 +1,4 @@
-"""`sp compress`: one text made shorter for a question."""
+"""`sp compress`: shorten a text for a question."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from sp.commands.asked import once
+from sp.commands.common import report_once
 from sp.commands.front import Device, Drafter, KeepRatio, Mark, ScorerName, SelectorName
-from sp.commands.shell.line import arg, opt
+from sp.commands.shell.parser import arg, opt
 from sp.commands.shell.terminal import AsJson, print_json, read_text
 
 
 def compress(
-    file: Annotated[Path, arg("Long text, - for standard input.")],
-    question: Annotated[str, opt(help="What will be asked of it; its last paragraph if left out.")] = "",
+    file: Annotated[Path, arg("File of the text, - for standard input.")],
+    question: Annotated[str, opt(help="Question about the text; its last paragraph if omitted.")] = "",
     drafter: Drafter = None,
     keep_ratio: KeepRatio = 0.2,
     scorer: ScorerName = "auto",
@@ -25,7 +25,8 @@ def compress(
 ) -> None:
     """Shorten a text for a question, and write it to standard output.
 
-    A line on standard error tells how much was kept.
+    CRLF line ends stay, and the ranges of kept bytes that --json prints refer to the file. A line on standard error has
+    the number of kept tokens.
 
     Examples
     --------
@@ -39,11 +40,11 @@ def compress(
     from sp.front.shorten import Compressor
 
     Rules(keep_ratio)
-    text = read_text(file, "FILE", piped=True)
-    how: dict[str, Any] = {"scorer": scorer, "selector": selector, "mark": mark, "device": device}
-    made = Compressor.open(drafter, keep_ratio=keep_ratio, reporter=once, **how).compress(text, question)
+    text = read_text(file, "FILE", piped=True, keep_offsets=True)
+    options: dict[str, Any] = {"scorer": scorer, "selector": selector, "mark": mark, "device": device}
+    short = Compressor.open(drafter, keep_ratio=keep_ratio, reporter=report_once, **options).compress(text, question)
     if as_json:
-        print_json({**asdict(made), "kept": [list(piece) for piece in made.kept]})
+        print_json({**asdict(short), "kept": [list(piece) for piece in short.kept]})
         return
-    sys.stdout.write(made.text if made.text.endswith("\n") else made.text + "\n")
-    print(f"sp: kept {made.kept_tokens:,} of {made.tokens:,} tokens in {made.seconds:.2f} s", file=sys.stderr)
+    sys.stdout.write(short.text if short.text.endswith("\n") else short.text + "\n")
+    print(f"sp: kept {short.kept_tokens:,} of {short.tokens:,} tokens in {short.seconds:.2f} s", file=sys.stderr)

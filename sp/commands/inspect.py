@@ -1,4 +1,4 @@
-"""`sp inspect`: what a GGUF file holds."""
+"""`sp inspect`: describe a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.shell.line import arg
+from sp.commands.shell.parser import arg
 from sp.commands.shell.terminal import AsJson, print_json
 
 
@@ -16,12 +16,12 @@ def inspect(
     file: Annotated[Path, arg("A GGUF file, or the first of its shards.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a GGUF file holds, whether it runs, and what that takes.
+    """Describe a GGUF file: whether it runs, on which GPUs, and with how much memory.
 
-    A verdict as of `sp plan`; family, formats with native kernels or re-packed ones, bytes on the device, KV bytes by
-    length, the GPUs that hold it up to which prompt, alone and with a drafter, the command to run it; or what keeps it
-    from running, and which file to take instead. A small model is told of as a drafter, of which the default scorer may
-    read only the first layers. Exit status 2 if no command takes the file.
+    Prints the verdict of sp plan; family; formats, with native kernels or re-packed; bytes on the device; KV cache by
+    length; the longest prompt on each GPU, alone and with a drafter; and the command to run it. For an unsupported file
+    it prints the reason, and which file to use instead. A small model is described as a drafter, of which the default
+    scorer may run only the first layers. Exit status 2 if no command accepts the file.
 
     Examples
     --------

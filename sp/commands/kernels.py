@@ -12,26 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.markup import escape
 
-from sp.commands.shell.line import opt
+from sp.commands.shell.parser import opt
 from sp.commands.shell.terminal import AsJson, Wide, print_json, print_table, progress_bar, text_width
 
 if TYPE_CHECKING:
     from sp.kernels.tools.check import Report
 
-SHOWN_GPUS = ("sm_80", "sm_90a", "sm_120")  # of the table of needs, where a line has no room for all
+MAIN_GPUS = ("sm_80", "sm_90a", "sm_120")  # columns of `sp kernels check` on a narrow terminal
 
-Family = Annotated[str | None, opt(help="Only this family; see `sp kernels list`.")]
+Family = Annotated[str | None, opt(help="Only this family; see sp kernels list.")]
 RecordBelow = Annotated[Path | None, opt("--record", help="Append the results below this folder, e.g. results.")]
 
 
 def list_kernels(
     family: Family = None,
-    dispatch: Annotated[bool, opt("--dispatch", help="Instead, which kernel takes a matrix product, by rows.")] = False,
-    path: Annotated[Literal["sm_90a", "portable"], opt(help="With --dispatch: whose choices.")] = "sm_90a",
+    dispatch: Annotated[
+        bool, opt("--dispatch", help="Show the kernel of each matrix product by number of rows in place of the list.")
+    ] = False,
+    path: Annotated[Literal["sm_90a", "portable"], opt(help="Kernel path of --dispatch.")] = "sm_90a",
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show every declared kernel: source, GPUs, number of variants; with --json also arguments and defines.
+    """List all declared kernels: source, GPUs, number of variants; with --json also arguments and defines.
 
     Examples
     --------
@@ -44,14 +46,14 @@ def list_kernels(
         _list_dispatch(path, wide, as_json)
         return
 
-    found = kernels(family).values()
+    specs = kernels(family).values()
     if as_json:
         keys = ("source", "entry", "args", "arches")
-        rows = [{k: getattr(x, k) for k in keys} | {"variants": [dict(v) for v in x.variants]} for x in found]
-        print_json({"kernels": [row | {"family": family_of(x)} for row, x in zip(rows, found, strict=True)]})
+        rows = [{k: getattr(x, k) for k in keys} | {"variants": [dict(v) for v in x.variants]} for x in specs]
+        print_json({"kernels": [row | {"family": family_of(x)} for row, x in zip(rows, specs, strict=True)]})
         return
     cells = []
-    for kernel in found:
+    for kernel in specs:
         gpus = "sm_90a" if kernel.arches == "90a" else "sm_80+"
         cells.append([family_of(kernel), kernel.entry, kernel.source, gpus, str(len(kernel.variants))])
     main = ("family", "kernel", "GPUs", "variants")
@@ -59,41 +61,45 @@ def list_kernels(
 
 
 def _list_dispatch(path: str, wide: bool, as_json: bool) -> None:
-    """The measured table of matrix products."""
+    """Print the measured table of matrix products."""
     from sp.ops.matmul.dispatch import SHAPES, rows, table
 
-    found = rows(path)
+    choices = rows(path)
     if as_json:
-        print_json({"gpu": table()["gpu"], "date": table()["date"], "path": path, "rows": found})
+        print_json({"gpu": table()["gpu"], "date": table()["date"], "path": path, "rows": choices})
         return
     cells = []
-    for row in found:
+    for row in choices:
         others = ", ".join(f"{name} {us:.1f}" for name, us in row["others"].items())
+        # a row without times was chosen by a rule
         rule = "rule: beyond the table" if row["rows"].endswith("..") else "rule: not timed"
         us = f"{row['us']:.1f}" if row["us"] else rule
         cells.append([row["shape"], row["format"], row["rows"], row["kernel"], us, others])
     heads = ["shape", "format", "rows", "kernel", "us", "others, us"]
     print_table(heads, cells, "table", 6, main=heads[:5], wide=wide)
     sizes = ", ".join(f"{name} {out} x {width}" for name, (out, width) in SHAPES.items())
-    told = f"{table()['gpu']}, {table()['date']}; us: one launch of a chain, at the last rows of a range; {sizes}"
-    print(fill(told, text_width()))
+    legend = (
+        f"{table()['gpu']}, {table()['date']}; us: time per launch in a chain, at the most rows of a range; {sizes}"
+    )
+    print(fill(legend, text_width()))
 
 
 def check(
-    arch: Annotated[str | None, opt(help="Comma-separated, e.g. 80,90a; all if left out.")] = None,
+    arch: Annotated[str | None, opt(help="Architectures, comma-separated, e.g. 80,90a; all if omitted.")] = None,
     family: Family = None,
-    update: Annotated[bool, opt("--update", help="Write the needs found as the new baseline.")] = False,
-    baseline: Annotated[Path | None, opt(help="Baseline file; the repository's if left out.")] = None,
+    update: Annotated[bool, opt("--update", help="Write the resources as the new baseline.")] = False,
+    baseline: Annotated[Path | None, opt(help="Baseline file; that of the repository if omitted.")] = None,
     changed: Annotated[
-        bool, opt("--changed", help="Compile what is not as it was for the baseline, and a few others.")
+        bool,
+        opt("--changed", help="Compile only kernels whose code differs from the baseline, and a sample of others."),
     ] = False,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compile every kernel for every architecture, with no GPU; exit status 1 if one got worse.
+    """Compile every kernel for every architecture, without a GPU; exit status 1 if one has become worse.
 
-    Worse is: it does not compile, a warning, a new spill, over a tenth more registers than the baseline, or more
-    registers or shared memory than the GPU has.
+    Worse means: an error, a warning, a new spill, over 10 % more registers than in the baseline, or more registers or
+    shared memory than the GPU has.
 
     Examples
     --------
@@ -107,15 +113,15 @@ def check(
     from sp.kernels.tools.baseline import BASELINE, Baseline, compiler, write_baseline
     from sp.kernels.tools.resources import ARCHES
 
-    arches, found, file = arch.split(",") if arch else ARCHES, list(kernels(family).values()), baseline or BASELINE
+    arches, specs, file = arch.split(",") if arch else ARCHES, list(kernels(family).values()), baseline or BASELINE
     for name in arches:
         if name not in ARCHES:
             raise unknown_name("architecture", name, ARCHES)
     if update and (arch or family or changed):
-        raise ConfigError("--update writes the needs of all kernels; leave out --arch, --family and --changed")
+        raise ConfigError("--update writes the baseline of all kernels; omit --arch, --family and --changed")
     start = time.perf_counter()
-    with progress_bar("compiling", None if changed else len(checks.plan(found, arches))) as progress:
-        report = checks.check(found, arches, None if update else file, progress, changed=changed)
+    with progress_bar("compiling", None if changed else len(checks.plan(specs, arches))) as progress:
+        report = checks.check(specs, arches, None if update else file, progress, changed=changed)
     seconds = time.perf_counter() - start
     if update:
         write_baseline(file, Baseline(report.rows, report.compiled))
@@ -125,21 +131,21 @@ def check(
         print_json(facts | {"rows": rows, "problems": report.problems, "remarks": report.remarks})
     else:
         console = Console(highlight=False, soft_wrap=True)
-        print("registers a thread (+ bytes of spills)")
-        print_needs(report, wide)
+        print("registers per thread (+ bytes of spills)")
+        print_resources(report, wide)
         for text in report.remarks:
             console.print(f"[yellow]note[/] {escape(text)}")
         for text in report.problems:
             console.print(f"[red]fail[/] {escape(text)}")
         outcome = f"{len(report.problems)} problems" if report.problems else "no problems"
-        told = f"{report.jobs} compilations, NVRTC {compiler()}, {seconds:.0f} s"
-        console.print(f"{len(report.rows)} kernels, {told}: {outcome}")
+        effort = f"{report.jobs} compilations, NVRTC {compiler()}, {seconds:.0f} s"
+        console.print(f"{len(report.rows)} kernels, {effort}: {outcome}")
     if report.problems:
         raise SystemExit(1)
 
 
-def print_needs(report: Report, wide: bool) -> None:
-    """Registers by GPU, a variant a row."""
+def print_resources(report: Report, wide: bool) -> None:
+    """Print registers by GPU, with a row per variant."""
     from sp.kernels.tools.resources import ARCHES
 
     cells: dict[str, dict[str, str]] = {}
@@ -150,11 +156,11 @@ def print_needs(report: Report, wide: bool) -> None:
         shared[variant] = max(shared.get(variant, 0), need.shared + report.dynamic[name])
     gpus = [f"sm_{arch}" for arch in ARCHES]
     lines = [[name, f"{shared[name]:,}", *(row.get(arch, "") for arch in ARCHES)] for name, row in cells.items()]
-    print_table(["kernel", "shared", *gpus], lines, "table", 1, main=("kernel", "shared", *SHOWN_GPUS), wide=wide)
+    print_table(["kernel", "shared", *gpus], lines, "table", 1, main=("kernel", "shared", *MAIN_GPUS), wide=wide)
 
 
 def build(family: Family = None) -> None:
-    """Compile every shipped variant for the present GPU ahead of its first use.
+    """Compile all shipped kernel variants for this GPU before their first use.
 
     Examples
     --------
@@ -177,12 +183,12 @@ def build(family: Family = None) -> None:
 
 def bench(
     family: Annotated[str | None, opt(help="Only this family of cases.")] = None,
-    repeats: Annotated[int, opt(least=5, help="Samples a case.")] = 20,
+    repeats: Annotated[int, opt(least=5, help="Samples per case.")] = 20,
     record: RecordBelow = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time the kernels on the present GPU: median and quartiles, bandwidth, arithmetic rate.
+    """Time the kernels on this GPU: median and quartiles, bandwidth, arithmetic rate.
 
     Examples
     --------
@@ -197,7 +203,7 @@ def bench(
     for row in run_cases(family, repeats):
         rows.append(row)
         if record:
-            append(row, record)
+            append(row, record)  # at once, as a later case may fail
     if as_json:
         print_json({"records": rows})
     else:
@@ -205,24 +211,24 @@ def bench(
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], wide: bool) -> None:
-    """Records of cases, one a row."""
+    """Print the records of cases, one per row."""
     cells = []
     for row in rows:
         config, numbers = row["config"], row["metrics"]
-        spread = f"{numbers['ms_low']:.4f} .. {numbers['ms_high']:.4f}"
+        quartiles = f"{numbers['ms_low']:.4f} .. {numbers['ms_high']:.4f}"
         rates = [f"{numbers[key]:.0f}" if numbers[key] else "" for key in ("gb_s", "tflops")]
         case = " ".join(f"{name}={value}" for name, value in config.items() if name != "path")
-        cells.append([row["bench"], case, config["path"], f"{numbers['ms']:.4f}", spread, *rates])
+        cells.append([row["bench"], case, config["path"], f"{numbers['ms']:.4f}", quartiles, *rates])
     heads = ["bench", "case", "path", "ms", "quartiles", "GB/s", "TFLOP/s"]
     print_table(heads, cells, "table", 3, main=("bench", "case", "path", "ms", "GB/s", "TFLOP/s"), wide=wide)
 
 
 def tune(
-    out: Annotated[Path | None, opt("-o", "--out", help="The table; the package's own if left out.")] = None,
+    out: Annotated[Path | None, opt("-o", "--out", help="File of the table; that of the package if omitted.")] = None,
     record: RecordBelow = None,
-    repeats: Annotated[int, opt(least=1, help="Samples a time.")] = 3,
+    repeats: Annotated[int, opt(least=1, help="Samples per time.")] = 3,
 ) -> None:
-    """Time every kernel for products of 1 to 128 rows on the present GPU, and write the table that dispatch reads.
+    """Time all kernels for matrix products of 1 to 128 rows on this GPU, and write the dispatch table.
 
     Examples
     --------

@@ -1,11 +1,11 @@
-"""`sp report`: tables and pictures of results."""
+"""`sp report`: tables and plots of results."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from sp.commands.shell.line import arg, opt
+from sp.commands.shell.parser import arg, opt
 from sp.commands.shell.terminal import check_folder
 
 
@@ -14,14 +14,14 @@ def report(
     out: Annotated[Path, opt("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
     pages: Annotated[
         list[Path] | None,
-        opt(help="A page, or a folder of pages: put tables made from records between marks; no report."),
+        opt(help="Page or folder of pages, whose marked tables are updated from the records; writes no report."),
     ] = None,
-    times: Annotated[bool, opt(help="Show times of sweeps; leave them out if runs shared a device.")] = True,
+    times: Annotated[bool, opt(help="Show times of sweeps; pass --no-times if runs shared a device.")] = True,
     picture: Annotated[
         Literal["png", "pdf", "svg"], opt("--format", help="Format of the pictures; pdf and svg are for papers.")
     ] = "png",
 ) -> None:
-    """Write report.md with tables, report.html to look at and sort, cells.csv, and pictures fit for a paper.
+    """Write report.md with tables, report.html with sortable ones, cells.csv, and plots for papers.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`sp run`: a long text read speculatively, and a question about it answered."""
+"""`sp run`: read a long text speculatively and answer a question about it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 from sp import __version__
 from sp.chat import Thinking
-from sp.commands.asked import RunAsked, Speculator, open_pair, scorers_of, speculator_file, tell_thinking
-from sp.commands.shell.line import opt
+from sp.commands.common import RunArguments, Speculator, open_pair, scorers_of, speculator_file, warn_thinking
+from sp.commands.shell.parser import opt
 from sp.commands.shell.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
 from sp.errors import ConfigError, PromptError
 from sp.session.options import ModelOptions, PlaceOptions
@@ -16,27 +16,27 @@ from sp.session.options import ModelOptions, PlaceOptions
 
 def run(
     models: ModelOptions,
-    asked: RunAsked,
+    arguments: RunArguments,
     thinking: Thinking,
     place: PlaceOptions,
     prompt_file: Annotated[
-        Path | None, opt(help="Long text to read, - for standard input; the embedded sample if left out.")
+        Path | None, opt(help="File of the long text, - for standard input; the embedded sample if omitted.")
     ] = None,
-    question: Annotated[str | None, opt(help="What to ask about the text.")] = None,
-    needle: Annotated[str | None, opt(help="Piece of the text that holds the answer; report only.")] = None,
-    answer_prefix: Annotated[str, opt(help="Text the answer must begin with.")] = "",
+    question: Annotated[str | None, opt(help="Question about the text.")] = None,
+    needle: Annotated[str | None, opt(help="Passage with the answer, to mark in the report; changes nothing.")] = None,
+    answer_prefix: Annotated[str, opt(help="Text with which the answer must begin.")] = "",
     speculator: Speculator = None,
     full: Annotated[bool, opt(help="Also run the full prefill, for comparison.")] = True,
-    show_kept: Annotated[bool, opt(help="Print all kept text, not an excerpt, if any was left out.")] = False,
+    show_kept: Annotated[bool, opt(help="Print all selected text in place of an excerpt.")] = False,
     out: Annotated[Path, opt(help="Folder for report.html, trace, arrays and picture.")] = Path("sp-run"),
     verbose: Annotated[
-        bool, opt("-v", "--verbose", help="Also tell what every stage took, what attention read, and memory.")
+        bool, opt("-v", "--verbose", help="Also print the times of all stages, attention's density, and memory.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read a long text speculatively and answer a question about it.
 
-    With no arguments: the embedded pair of small models, the embedded document and its question.
+    Without arguments it uses the embedded pair of small models, the embedded document and its question.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def run(
     from sp.studies.pages.run_report import as_text
     from sp.studies.sample import sample
 
-    options = asked.options
+    options = arguments.options
     check_folder(out, "--out")
     name = DECODERS.name_of(options.decode)
     if isinstance(options.decode, Speculative):
@@ -74,16 +74,17 @@ def run(
             question, needle, expected = example.question, needle or example.needle, list(example.answers)
     elif question is None:
         about = "standard input" if prompt_file == STANDARD_INPUT else prompt_file
-        raise PromptError(f"the question is missing: say what to ask about {about} with --question")
+        raise PromptError(f"the question is missing; ask one about {about} with --question")
     else:
         document = read_text(prompt_file, "--prompt-file", piped=True)
     pipeline = open_pair(models, place, scorers_of(options), speculator)
-    tell_thinking(thinking, pipeline.target)
-    told = {"needle": needle, "answer_prefix": answer_prefix, "thinking": thinking}
-    prompt = Prompt.from_document(document, question, pipeline.target.template, **told)  # type: ignore[arg-type]
+    warn_thinking(thinking, pipeline.target)
+    parts = {"needle": needle, "answer_prefix": answer_prefix, "thinking": thinking}
+    prompt = Prompt.from_document(document, question, pipeline.target.template, **parts)  # type: ignore[arg-type]
     pipeline.check(prompt, options, full=full)
     if full:
         pipeline.warm_up(min(1024, len(prompt.text) // 32))  # about an eighth of the prompt
+    # by_head: the trace has the importance by head, which `sp report` draws
     result = pipeline.run(prompt, options, full=full, reporter=progress_bar, by_head=True)
     facts = {"sp": __version__, "question": question, "answer": result.answer.text}
     files = run_report.write_files(result, pipeline, options, out, facts, expected)

@@ -1,4 +1,4 @@
-"""`sp serve`: the pair behind an OpenAI-compatible interface, in this process, or replicas of it behind a door."""
+"""`sp serve`: serve a pair by OpenAI-compatible APIs, from this process, or from replicas behind a router."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sp.chat import Thinking
 from sp.cluster import join
-from sp.commands.asked import RayAddress, RunAsked, Speculator, once, open_pair, speculator_file
-from sp.commands.shell.line import Part, opt
+from sp.commands.common import RayAddress, RunArguments, Speculator, open_pair, report_once, speculator_file
+from sp.commands.shell.parser import Adjusted, opt
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.plugins import Plugin, loaded_plugins
@@ -36,7 +36,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "sp").partition(".")[0] == "sp":
         raise
-    MISSING = error.name  # told when it is needed: help is not
+    MISSING = error.name  # reported when the command runs; its help needs none of these
 
 if TYPE_CHECKING:
     from sp.serve.door import Door
@@ -47,52 +47,54 @@ KEY = "SP_API_KEY"
 
 def serve(
     models: ModelOptions,
-    asked: Annotated[RunAsked, Part(max_new_tokens=256)],
+    arguments: Annotated[RunArguments, Adjusted(max_new_tokens=256)],
     memory: ConversationOptions,
     thinking: Thinking,
     place: PlaceOptions,
     server: ServerOptions,
     speculator: Speculator = None,
     replicas: Annotated[
-        int, opt(least=1, help="Servers behind the one address, a pair and a GPU (or CPU) each, by Ray Serve.")
+        int, opt(least=1, help="Replicas behind one address, each with a pair and a GPU (or CPU), by Ray Serve.")
     ] = 1,
     address: RayAddress = None,
     host: Annotated[str, opt(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, opt(least=0, most=65535, help="Port to listen on.")] = 8000,
     cors: Annotated[
         list[str] | None,
-        opt(help="Origin whose web pages may use the server, e.g. http://localhost:3000; '*' for all; repeatable."),
+        opt(help="Origin whose web pages may call the server, e.g. http://localhost:3000; '*' for all; repeatable."),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        opt(help="Name by which clients may call the server, besides localhost and --host; '*' for any; repeatable."),
+        opt(help="Further host name of the server, besides localhost and --host; '*' for any; repeatable."),
     ] = None,
     api_key: Annotated[
-        str | None, opt(help="Key that clients must send, or SP_API_KEY; beyond this machine one is made if left out.")
+        str | None,
+        opt(help="Key that clients must send; SP_API_KEY if omitted, or a new one if other machines can connect."),
     ] = None,
-    no_api_key: Annotated[bool, opt(help="Ask for no key, whoever reaches the server.")] = False,
-    access_log: Annotated[bool, opt(help="A line on standard error for every request.")] = True,
-    grace: Annotated[int, opt(least=0, help="Seconds the request at work has to end on shutdown.")] = 30,
+    no_api_key: Annotated[bool, opt(help="Accept all requests without a key.")] = False,
+    access_log: Annotated[bool, opt(help="Print a line on standard error for every request.")] = True,
+    grace: Annotated[int, opt(least=0, help="Seconds that the running request has to finish on shutdown.")] = 30,
 ) -> None:
-    """Serve chats, text completions and OpenAI's Responses of one resident pair, compressed request by request.
+    """Serve chats, text completions and OpenAI's Responses from one resident pair; each request is compressed.
 
-    A request may say otherwise of thinking: 'reasoning_effort', and 'chat_template_kwargs' such as
-    {"enable_thinking": false}. Replies have what was thought as 'reasoning_content', and calls of the tools that a
+    A request may override the thinking options by 'reasoning_effort', or by 'chat_template_kwargs' such as
+    {"enable_thinking": false}. Replies have the model's thoughts as 'reasoning_content', and calls of the tools that a
     request describes as 'tool_calls'.
 
-    Answers are greedy unless a request has a 'temperature'; 'top_p', 'top_k', 'min_p' and 'seed' go with it.
-    'response_format' holds answers to JSON, of a schema if wanted.
+    Decoding is greedy unless a request has a 'temperature', with 'top_p', 'top_k', 'min_p' and 'seed'.
+    'response_format' restricts answers to JSON, with a schema if the request has one.
 
-    A long message of one string is a document and its question, which is the last paragraph, or sentence that asks.
-    'usage' tells what was taken for it.
+    A long message of a single string is a document followed by a question: its last paragraph, or its last sentence
+    that asks something. 'usage' has the text that was used as the question.
 
-    Requests that begin like an earlier one go on with its session: only what is new is read, and what was left out
-    comes back when a question needs it. Clients send all messages each time, as ever; 'usage' tells what was cached.
+    A request that continues an earlier one reuses its session: only new text is read, and omitted text is restored if
+    a question needs it. Clients send all messages each time; 'usage' has the number of cached tokens.
 
-    With --replicas conversations are spread over several servers, and each goes on where it began.
+    With --replicas, conversations are distributed over several replicas; a conversation is routed to the replica that
+    has its KV cache.
 
-    With --gpus several GPUs read a prompt together and share a target that does not fit one of them; every request is
-    read by itself then, without sessions.
+    With --gpus, several GPUs read a prompt together and share a target that does not fit on one; requests have no
+    sessions then.
 
     Examples
     --------
@@ -112,51 +114,52 @@ def serve(
     if MISSING:
         raise ConfigError(f"sp serve needs the package {MISSING}; pip install 'sp-prefill[serve]'")
     if address and replicas == 1:
-        raise ConfigError("--address is for a cluster; add --replicas 2 or more")
-    together = max(place.gpus, place.target_gpus or 1)
-    if replicas > 1 and together > 1:
-        raise ConfigError("--gpus is for one server; leave it and --target-gpus away, or --replicas")
-    if server.session_dir is not None and (replicas > 1 or together > 1 or not server.sessions):
-        raise ConfigError("--session-dir is for one server with sessions, on one GPU; leave it away")
-    options = replace(asked.options, max_new_tokens=min(asked.max_new_tokens, server.max_tokens))
+        raise ConfigError("--address needs several replicas; add --replicas 2 or more, or omit --address")
+    gpus = max(place.gpus, place.target_gpus or 1)
+    if replicas > 1 and gpus > 1:
+        raise ConfigError("a replica runs on one GPU; omit --gpus and --target-gpus, or --replicas")
+    if server.session_dir is not None and (replicas > 1 or gpus > 1 or not server.sessions):
+        raise ConfigError("--session-dir needs one server on one GPU with --sessions of at least 1; omit --session-dir")
+    options = replace(arguments.options, max_new_tokens=min(arguments.max_new_tokens, server.max_tokens))
     if isinstance(options.decode, Speculative):
         speculator = speculator_file(models.target, speculator, DECODERS.name_of(options.decode))
-    wanted = Asked(models, speculator, place, options, thinking, memory, server)
+    service = ServiceOptions(models, speculator, place, options, thinking, memory, server)
     if getattr(options.decode, "temperature", 0):
         raise ConfigError("sp serve decodes speculatively only at temperature 0; omit decode.temperature")
     origins, key = origins_of(cors or []), key_of(None if no_api_key else api_key or os.environ.get(KEY))
-    listener = listen(host, port)
+    listener = listen(host, port)  # before the models are loaded, so that a port in use is an error at once
     with ExitStack() as stack:
         stack.callback(listener.close)
-        made = not (key or no_api_key or on_loopback(listener))
-        key = secrets.token_urlsafe(24) if made else key
+        new_key = not (key or no_api_key or on_loopback(listener))
+        key = secrets.token_urlsafe(24) if new_key else key
+        # The host names that are allowed keep web pages from reaching the server by DNS rebinding.
         guard = Guard(hosts_of(allow_host or [], host, loopback=on_loopback(listener)), key)
         served: Served
         if replicas == 1:
-            served = open_service(wanted, tell, origins, guard)
-            model, shared = served.model, f", {together} GPUs" if together > 1 else ""
+            served = open_service(service, log, origins, guard)
+            model, shared = served.model, f", {gpus} GPUs" if gpus > 1 else ""
         else:
-            served, model = stack.enter_context(open_door(wanted, replicas, address, origins, tell, guard))
+            served, model = stack.enter_context(open_door(service, replicas, address, origins, log, guard))
             shared = f", {replicas} replicas"
         if access_log:
             log_requests()
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not (key or on_loopback(listener)):
-            tell(f"warning: anyone who reaches {host} can use this server")
-        if made:
-            tell(f"API key {key} (--api-key for your own, --no-api-key for none); the page: {where}/#key={key}")
-        tell(f"{model} at {where}/v1{shared}")
+            log(f"warning: anyone who can reach {host} can use this server")
+        if new_key:
+            log(f"API key {key} (--api-key for your own, --no-api-key for none); page: {where}/#key={key}")
+        log(f"{model} at {where}/v1{shared}")
         Server(served, grace).serve_on(listener)
 
 
-def tell(line: str) -> None:
-    """A line on standard error."""
+def log(line: str) -> None:
+    """Print a line on standard error."""
     print(f"sp: {line}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Options of `sp serve`, read and checked; plain, so that they can be sent to another process."""
+class ServiceOptions:
+    """Checked options of `sp serve`, which can be pickled for another process."""
 
     models: ModelOptions
     speculator: Path | None
@@ -168,77 +171,84 @@ class Asked:
 
     @property
     def limits(self) -> Limits:
-        """What one client may take."""
+        """Limits of one client."""
         return Limits(body_bytes=self.server.max_body << 20)
 
 
 def open_service(
-    asked: Asked, tell: Callable[[str], None], cors: tuple[str, ...] = (), guard: Guard | None = None
+    service: ServiceOptions, log: Callable[[str], None], cors: tuple[str, ...] = (), guard: Guard | None = None
 ) -> Service:
-    """The pair, loaded and warm, behind its endpoints; `tell` is called with a line for what should be known of it."""
+    """Load and warm up the pair, and return the service of its endpoints; `log` is called with lines of remarks."""
     # Without a list of scorers all layers are loaded: a request may name any of them.
-    pipeline = open_pair(asked.models, asked.place, speculator=asked.speculator)
-    if note := asked.thinking.note(pipeline.target.template):
-        tell(f"{pipeline.target.path.name}: {note}")
-    pipeline.ready(asked.options, once)
-    pipeline.warm_up(options=asked.options)
-    worker = Worker(pipeline, Metrics(), asked.server.queue, talks_of(asked, pipeline, tell))
-    server, speculative = asked.server, pipeline.speculator is not None
-    defaults = Defaults(asked.options, server.max_tokens, speculative, asked.thinking, server.strict_fields)
-    return Service(worker, defaults, asked.limits, cors, guard)
+    pipeline = open_pair(service.models, service.place, speculator=service.speculator)
+    if note := service.thinking.note(pipeline.target.template):
+        log(f"{pipeline.target.path.name}: {note}")
+    pipeline.ready(service.options, report_once)
+    pipeline.warm_up(options=service.options)
+    worker = Worker(pipeline, Metrics(), service.server.queue, conversations_of(service, pipeline, log))
+    server, speculative = service.server, pipeline.speculator is not None
+    defaults = Defaults(service.options, server.max_tokens, speculative, service.thinking, server.strict_fields)
+    return Service(worker, defaults, service.limits, cors, guard)
 
 
-def talks_of(asked: Asked, pipeline: Pipeline, tell: Callable[[str], None]) -> Conversations | None:
-    """The conversations that the service remembers, none if it is not to; `tell` hears why it does not."""
-    if not asked.server.sessions:
+def conversations_of(service: ServiceOptions, pipeline: Pipeline, log: Callable[[str], None]) -> Conversations | None:
+    """Return the store of sessions, or None without sessions; `log` is called with the reason."""
+    if not service.server.sessions:
         return None
     if pipeline.on_gpus:
-        tell("no sessions: what several GPUs hold of a request goes with it, and each is read by itself")
+        log("no sessions: they need a single GPU; every request is read from its beginning")
         return None
     try:
-        check_run(asked.options, pipeline.drafter)
+        check_run(service.options, pipeline.drafter)
     except ConfigError as error:
-        tell(f"no sessions, but for requests that say otherwise: {error}")
-    pipeline.ready(asked.options, keys=asked.memory.keys)  # or the first request would wait for it
-    server, shelf = asked.server, None
+        log(f"no sessions for requests with these defaults: {error}")
+    pipeline.ready(service.options, keys=service.memory.keys)  # now, or the first request would wait for it
+    server, shelf = service.server, None
     if server.session_dir is not None:
-        shelf = Shelf(server.session_dir, server.session_disk, lasting(pipeline), tell)
-    room: dict[str, Any] = {"memory": server.session_memory, "device": server.session_vram, "shelf": shelf}
-    return Conversations(pipeline, asked.memory, most=server.sessions, **room)
+        shelf = Shelf(server.session_dir, server.session_disk, lasting(pipeline), log)
+    limits: dict[str, Any] = {"memory": server.session_memory, "device": server.session_vram, "shelf": shelf}
+    return Conversations(pipeline, service.memory, most=server.sessions, **limits)
 
 
 @contextmanager
 def open_door(
-    asked: Asked,
+    service: ServiceOptions,
     replicas: int,
     address: str | None,
     cors: tuple[str, ...],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     guard: Guard | None = None,
 ) -> Iterator[tuple[Door, str]]:
-    """A door before so many replicas, all ready, and the name of their target; `tell` hears what they have to note.
-    ConfigError: Ray is missing, its cluster has no room, or the pair cannot be opened."""
+    """Start replicas behind a router, and yield the router and the name of their target once all are ready.
+
+    `log` is called with lines of remarks.
+
+    Raises
+    ------
+    ConfigError
+        Ray is not installed, its cluster lacks resources, or the pair cannot be opened.
+    """
     with ExitStack() as stack:
         cluster = join("--replicas", address, replicas)
         stack.callback(cluster.close)
         from sp.serve.door import Door
         from sp.serve.replica import deployed
 
-        kind: Literal["GPU", "CPU"] = "GPU" if pick_device(asked.place.device) == "cuda" else "CPU"
+        kind: Literal["GPU", "CPU"] = "GPU" if pick_device(service.place.device) == "cuda" else "CPU"
         handle = stack.enter_context(
-            deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(asked)), replicas, kind)
+            deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(service)), replicas, kind)
         )
-        door = Door(handle, replicas, asked.limits, cors, guard)
+        door = Door(handle, replicas, service.limits, cors, guard)
         states = asyncio.run(door.states())
         if not states:
             raise ConfigError("the replicas have started but do not answer; see the logs of Ray Serve, /tmp/ray")
         for note in states[0]["notes"]:
-            tell(note)
+            log(note)
         yield door, states[0]["model"]
 
 
-def open_replica(plugins: Sequence[Plugin], asked: bytes, tell: Callable[[str], None]) -> Service:
-    """The service of a replica; what was asked for is read only once the plugins are here that it may speak of."""
-    for plugin in plugins:
+def open_replica(plugins: Sequence[Plugin], pickled: bytes, log: Callable[[str], None]) -> Service:
+    """Open the service of a replica from pickled `ServiceOptions`."""
+    for plugin in plugins:  # before unpickling, as the options may contain their strategies
         plugin.load()
-    return open_service(pickle.loads(asked), tell)
+    return open_service(pickle.loads(pickled), log)

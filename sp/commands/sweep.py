@@ -1,4 +1,4 @@
-"""`sp sweep`: carry out what a sweep file asks for, and go on where it was cut off."""
+"""`sp sweep`: do the runs of a sweep file, and resume an interrupted sweep."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sp.commands.asked import Devices, RayAddress
-from sp.commands.shell.line import arg, opt
+from sp.commands.common import Devices, RayAddress
+from sp.commands.shell.parser import arg, opt
 from sp.commands.shell.terminal import AsJson, Wide, check_folder, clock, followed, print_json, print_table
 from sp.errors import ConfigError
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 def sweep(
     file: Annotated[Path, arg("A sweep file, e.g. experiments/quickstart.yaml.")],
     settings: Annotated[
-        list[str] | None, opt("--set", help="Override, e.g. cells.keep_ratio=[0.1]; repeatable.")
+        list[str] | None, opt("--set", help="Override a key of the file, e.g. cells.keep_ratio=[0.1]; repeatable.")
     ] = None,
-    dry_run: Annotated[bool, opt("--dry-run", help="Count the runs and estimate their time.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", help="Only count the runs and estimate their time.")] = False,
     only: Annotated[str | None, opt(help="Only runs whose name matches, e.g. 'needle/4096/*'.")] = None,
-    shard: Annotated[str | None, opt(help="Part i of n equal parts, e.g. 2/16.")] = None,
+    shard: Annotated[str | None, opt(help="Only part i of n equal parts of the runs, as i/n, e.g. 2/16.")] = None,
     executor: Annotated[
-        Literal["local", "ray"], opt(help="local, or ray: actors on a cluster, a GPU or a CPU each.")
+        Literal["local", "ray"], opt(help="local, or ray: actors on a cluster with a GPU or a CPU each.")
     ] = "local",
     actors: Annotated[
-        int | None, opt(least=1, help="With ray: how many; as many as the cluster has free if left out.")
+        int | None, opt(least=1, help="Number of actors with ray; all that the cluster has free if omitted.")
     ] = None,
     address: RayAddress = None,
     devices: Devices = "",
     out: Annotated[
-        Path | None, opt("-o", "--out", help="Folder for rows and report; what the file says if left out.")
+        Path | None, opt("-o", "--out", help="Folder for rows and report; that of the file if omitted.")
     ] = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run tasks in many cells; what is finished is on the disk, and the next start does what is left.
+    """Run tasks in many cells; finished runs are on disk, and the same command resumes an interrupted sweep.
 
     Examples
     --------
@@ -59,44 +59,45 @@ def sweep(
 
     gpus = read_gpus(devices) if devices else ()
     if gpus and executor != "local":
-        raise ConfigError("--devices shares runs among the GPUs of this machine; leave it out with --executor ray")
+        raise ConfigError("--devices names GPUs of this machine; omit it with --executor ray")
     if executor != "ray" and (actors or address):
         raise ConfigError(f"{'--actors' if actors else '--address'} is for a cluster; add --executor ray")
     check_folder(out, "--out")
-    asked = load_sweep(file, settings or [], out)
-    plan = make_plan(asked, only, None if shard is None else read_shard(shard))
+    study = load_sweep(file, settings or [], out)
+    plan = make_plan(study, only, None if shard is None else read_shard(shard))
     if dry_run:
         show_plan(plan, as_json, max(len(gpus), 1), wide)
         return
     console = Console(stderr=True)
     if others := plan.other_commits():
         console.print(
-            f"sp: note: runs done at {', '.join(sorted(others))} stand; to run them anew remove {asked.out}",
+            f"sp: note: runs of other commits are reused ({', '.join(sorted(others))}); to repeat them, remove "
+            f"{study.out}",
             highlight=False,
             soft_wrap=True,
         )
     pool = open_pool(plan, gpus, Ray(address, actors) if executor == "ray" else None)
     if plan.remaining:
         workers = "actors" if executor == "ray" else "devices"
-        told = expected(plan, 1 if pool is None else min(pool.size, len(plan.remaining)), workers)
-        console.print(f"sp: {told}", highlight=False, soft_wrap=True)
-    failures = carry_on(plan, pool, console)
+        estimate = expected_time(plan, 1 if pool is None else min(pool.size, len(plan.remaining)), workers)
+        console.print(f"sp: {estimate}", highlight=False, soft_wrap=True)
+    failures = do_runs(plan, pool, console)
     summary: dict[str, Any] = {
-        "sweep": asked.name,
+        "sweep": study.name,
         "runs": len(plan.jobs),
         "already_done": len(plan.jobs) - len(plan.remaining),
         "failed": failures,
         "rows": str(plan.path),
     }
-    if asked.report and shard is None and not failures:
+    if study.report and shard is None and not failures:
         from sp.studies.pages.report import write_report
 
-        summary["report"] = str(write_report([asked.out], asked.out / "report"))
+        summary["report"] = str(write_report([study.out], study.out / "report"))
     if as_json:
         print_json(summary)
     else:
         done = len(plan.remaining) - len(failures)
-        print(f"{done} runs done, {summary['already_done']} were done before; rows in {plan.path}")
+        print(f"{done} runs done now, {summary['already_done']} before; rows in {plan.path}")
         if "report" in summary:
             print(f"report in {summary['report']}")
     for failure in failures:
@@ -105,34 +106,43 @@ def sweep(
         raise SystemExit(1)
 
 
-def expected(plan: SweepPlan, workers: int, called: str = "devices") -> str:
-    """How long what is left will take, before it begins: by earlier runs here, or else a guess."""
+def expected_time(plan: SweepPlan, workers: int, unit: str = "devices") -> str:
+    """Describe the remaining runs and their time, estimated from earlier runs on this machine or typical ones.
+
+    `unit`: plural of the kind of workers, for the text.
+    """
     from sp.studies.sweep.conduct import TYPICAL, from_earlier
 
     measured = from_earlier(plan)
     estimate = measured or TYPICAL[plan.device]
     seconds = sum(estimate.seconds(job.work) for job in plan.remaining) / workers
-    source = f"by {estimate.source}" if measured else f"guessed from {estimate.source}"
-    shared = f" on {workers} {called}" if workers > 1 else ""
-    return f"{len(plan.remaining):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, {source}"
+    source = f"by {estimate.source}" if measured else f"a guess from {estimate.source}"
+    shared = f" on {workers} {unit}" if workers > 1 else ""
+    return f"{len(plan.remaining):,} of {len(plan.jobs):,} runs remain; about {clock(seconds)}{shared}, {source}"
 
 
-def carry_on(plan: SweepPlan, pool: Pool | None, console: Console, *, lasting: bool = True) -> list[str]:
-    """Do what is left under a progress bar; what failed, a line each. An interrupt says what stands."""
+def do_runs(plan: SweepPlan, pool: Pool | None, console: Console, *, lasting: bool = True) -> list[str]:
+    """Do the remaining runs with a progress bar, and return a line for each failure.
+
+    After an interrupt it prints how to resume. `lasting`: the rows are in a file that stays.
+    """
     try:
-        return _carry_on(plan, pool, console)
+        return _do_runs(plan, pool, console)
     except KeyboardInterrupt:
-        told = f"finished runs stand in {plan.path}; the same command does what is left"
+        hint = f"finished runs are in {plan.path}; the same command resumes"
         console.print(
-            f"sp: {told if lasting else 'no run is kept; --out FILE keeps them'}", highlight=False, soft_wrap=True
+            f"sp: {hint if lasting else 'no run was saved; pass --out FILE to save runs'}",
+            highlight=False,
+            soft_wrap=True,
         )
         raise
 
 
-def _carry_on(plan: SweepPlan, pool: Pool | None, console: Console) -> list[str]:
+def _do_runs(plan: SweepPlan, pool: Pool | None, console: Console) -> list[str]:
     from sp.studies.sweep.conduct import carry_out
 
     failures = []
+    # Progress is in FLOP: runs of long prompts take hundreds of times as long as those of short ones.
     shares = {id(job.run): job.work.flop / max(job.work.answers, 1) for job in plan.remaining}
     with followed(progress(console)) as bar:
         total = sum(job.work.flop for job in plan.remaining)
@@ -143,7 +153,7 @@ def _carry_on(plan: SweepPlan, pool: Pool | None, console: Console) -> list[str]
 
         for over, (job, outcome) in enumerate(carry_out(plan, advance, pool), 1):
             bar.update(task, over=over)
-            if pool is not None:
+            if pool is not None:  # processes of a pool report no progress within a run
                 bar.advance(task, job.work.flop)
             if outcome.error:
                 failures.append(f"{job.run.label}: {outcome.error}")
@@ -151,7 +161,7 @@ def _carry_on(plan: SweepPlan, pool: Pool | None, console: Console) -> list[str]
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """``i/n`` with 1 <= i <= n."""
+    """Read ``i/n`` with 1 <= i <= n."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise ConfigError(f"--shard takes i/n with 1 <= i <= n, e.g. 2/16, not {text!r}")
@@ -159,7 +169,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def progress(console: Console) -> Progress:
-    """Runs that are over, time since the start, and time left by the work in the runs, not by their number."""
+    """Return a progress bar of runs; the time left is estimated by the work in the runs, not by their number."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -172,45 +182,45 @@ def progress(console: Console) -> Progress:
 
 
 def show_plan(plan: SweepPlan, as_json: bool, workers: int = 1, wide: bool = False) -> None:
-    """Runs by task and length, and what they will take, shared among so many workers."""
+    """Print the number of runs by task and length, and an estimate of their time on `workers` devices."""
     from sp.studies.sweep.conduct import calibrate, from_earlier
 
-    left = plan.remaining
+    remaining = plan.remaining
     estimate: Estimate | None = from_earlier(plan)
-    if estimate is None and left:
-        told = f"{len(left):,} of {len(plan.jobs):,} runs are left; examples are timed to tell how long they take"
-        print(f"sp: {told}", file=sys.stderr, flush=True)
+    if estimate is None and remaining:
+        state = f"{len(remaining):,} of {len(plan.jobs):,} runs remain; some examples run to estimate their time"
+        print(f"sp: {state}", file=sys.stderr, flush=True)
         estimate = calibrate(plan)
-    seconds = sum(estimate.seconds(job.work) for job in left) if estimate else 0.0
+    seconds = sum(estimate.seconds(job.work) for job in remaining) if estimate else 0.0
     source = estimate.source if estimate else "nothing to do"
     rows = Counter((job.run.spec.name, job.run.tokens) for job in plan.jobs)
-    todo = Counter((job.run.spec.name, job.run.tokens) for job in left)
+    todo = Counter((job.run.spec.name, job.run.tokens) for job in remaining)
     if as_json:
-        listed = [
+        tasks = [
             {"task": name, "tokens": tokens, "runs": n, "left": todo[name, tokens]}
             for (name, tokens), n in rows.items()
         ]
-        answers = sum(job.work.answers for job in left)
-        total = {"runs": len(plan.jobs), "left": len(left), "answers": answers, "seconds": seconds, "source": source}
-        print_json({"sweep": plan.sweep.name, **total, "tasks": listed})
+        answers = sum(job.work.answers for job in remaining)
+        total = {"runs": len(plan.jobs), "left": len(remaining), "answers": answers}
+        print_json({"sweep": plan.sweep.name, **total, "seconds": seconds, "source": source, "tasks": tasks})
         return
     print(f"{plan.sweep.name}: {len(plan.sweep.runs[0].cells)} cells")
     cells = []
     for name, tokens in rows:
-        mine = [job for job in left if (job.run.spec.name, job.run.tokens) == (name, tokens)]
+        jobs = [job for job in remaining if (job.run.spec.name, job.run.tokens) == (name, tokens)]
         cells.append(
             [
                 name,
                 f"{tokens:,}",
                 f"{rows[name, tokens]:,}",
-                f"{len(mine):,}",
-                f"{sum(job.run.count for job in mine):,}",
-                f"{sum(job.work.answers for job in mine):,}",
-                clock(sum(estimate.seconds(job.work) for job in mine)) if estimate else "",
+                f"{len(jobs):,}",
+                f"{sum(job.run.count for job in jobs):,}",
+                f"{sum(job.work.answers for job in jobs):,}",
+                clock(sum(estimate.seconds(job.work) for job in jobs)) if estimate else "",
             ]
         )
     heads = ["task", "tokens", "runs", "left", "examples left", "answers left", "estimate"]
     main = ("task", "tokens", "runs", "left", "answers left", "estimate")
     print_table(heads, cells, "table", 1, main=main, wide=wide)
     shared = f" ({clock(seconds / workers)} on {workers} devices)" if workers > 1 else ""
-    print(f"{len(left):,} of {len(plan.jobs):,} runs are left; about {clock(seconds)}{shared}, by {source}")
+    print(f"{len(remaining):,} of {len(plan.jobs):,} runs remain; about {clock(seconds)}{shared}, by {source}")

@@ -1,4 +1,4 @@
-"""`sp synth`: a model or a draft with random weights, or a constructed retriever."""
+"""`sp synth`: write a target or draft model with random weights, or a constructed retriever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from sp.commands.shell.line import opt
+from sp.commands.shell.parser import opt
 from sp.commands.shell.terminal import AsJson, print_json, progress_bar
 from sp.errors import unknown_name
 
@@ -18,13 +18,14 @@ def synth(
         str | None,
         opt(
             "--type",
-            help="A format (q8_0, iq4_xs, ..) or a mix: q4_k_m, ud-q4_k_xl, mxfp4_moe; the shape's own if left out.",
+            help="File type: a format (q8_0, iq4_xs, ...) or a mix (q4_k_m, ud-q4_k_xl, mxfp4_moe); the shape's own if "
+            "omitted.",
         ),
     ] = None,
     seed: Annotated[int, opt(least=0, help="Seed of the weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model or a draft with random weights in a real shape, or a constructed retriever (for tests).
+    """Write a model or a draft model with random weights in a real shape, or a constructed retriever (for tests).
 
     Examples
     --------

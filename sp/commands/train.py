@@ -1,4 +1,4 @@
-"""`sp train`: scorers that learn which tokens matter."""
+"""`sp train`: train scorers on evidence or oracles."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.asked import OnDevice
-from sp.commands.shell.line import arg, opt
+from sp.commands.common import OnDevice
+from sp.commands.shell.parser import arg, opt
 from sp.commands.shell.terminal import AsJson, Wide, check_folder, print_json, print_table, progress_bar, text_width
 from sp.errors import ConfigError
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 def train_scorer(
-    data: Annotated[Path, arg("What to learn from, e.g. experiments/scorers/probe.yaml.")],
+    data: Annotated[Path, arg("YAML file of the training data, e.g. experiments/scorers/probe.yaml.")],
     out: Annotated[Path | None, opt("-o", "--out", help="Write the weights to this file.")] = None,
     leave_one_out: Annotated[
         Path | None,
-        opt(help="Also train one file a task that never saw it: KIND-without-TASK.safetensors, here."),
+        opt(help="Also train without each task in turn; writes KIND-without-TASK.safetensors into this folder."),
     ] = None,
     device: OnDevice = "auto",
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a scorer to the evidence of tasks, or to an oracle, and show what it finds in examples it has not seen.
+    """Train a scorer on the evidence of tasks, or on an oracle, and evaluate it on held-out examples.
 
-    The data file names the kind (probe, cross_attention, lines), the tasks with their options, lengths and numbers
-    of examples, and where labels come from:
+    The data file has the kind (probe, cross_attention, lines), the tasks with their options, lengths and numbers of
+    examples, and the source of labels:
 
       kind: probe
       tasks: [needle, {name: vt, hops: 2}]
       lengths: [1024, 4096]
       n: 20
       labels: evidence   # or {scorer: target_attention, top: 0.02}
-      leave_out: vt      # judged by, not learnt from
-      drafter: d.gguf    # the embedded one if left out; target likewise
+      leave_out: vt      # only for evaluation
+      drafter: d.gguf    # the embedded one if omitted, also of target
       options: {chunk_size: 16, neighbours: 1, l2: 0.001}
 
-    Two runs on one machine find the same weights; they belong to the drafter they were trained for.
+    Two runs on one machine give the same weights; they belong to the drafter that they were trained for.
 
     Examples
     --------
@@ -52,16 +52,18 @@ def train_scorer(
     from sp.studies import training
 
     if out is None and leave_one_out is None:
-        raise ConfigError("nothing would be written; name a file with -o, or a folder with --leave-one-out")
-    if out is not None and (out.is_dir() or not (out.parent.is_dir() or out.parent == leave_one_out)):
-        raise ConfigError(f"{out}: there is no folder {out.parent} to write it in, or it is a folder itself")
+        raise ConfigError("nothing would be written; pass a file with -o, or a folder with --leave-one-out")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"{out} is a folder; pass a file with -o")
+    if out is not None and not (out.parent.is_dir() or out.parent == leave_one_out):
+        raise ConfigError(f"{out}: the folder {out.parent} does not exist; create it, or pass another file")
     check_folder(leave_one_out, "--leave-one-out")
     plan = training.load_plan(data)
     if leave_one_out is not None:
-        training.without(plan, next(iter(plan.tasks)))
+        training.without(plan, next(iter(plan.tasks)))  # raises now for a plan with a single task
     readers = training.Readers.open(plan, device)
     training.check_lengths(readers, plan)
-    written: list[tuple[Path, ScorerFile]] = []
+    outputs: list[tuple[Path, ScorerFile]] = []
     rows: list[dict[str, Any]] = []
     with progress_bar("training", training.steps(plan, leave_one_out is not None)) as advance:
         trainer = training.Trainer(readers, plan, advance)
@@ -70,30 +72,30 @@ def train_scorer(
             rows += [row | {"file": out.name} for row in trainer.judge(file, tuple(plan.tasks))]
             out.parent.mkdir(parents=True, exist_ok=True)
             file.save(out)
-            written.append((out, file))
+            outputs.append((out, file))
         if leave_one_out is not None:
             leave_one_out.mkdir(parents=True, exist_ok=True)
-            for name, file, found in training.leave_one_out(trainer):
+            for name, file, judged in training.leave_one_out(trainer):
                 path = leave_one_out / training.file_name(plan.kind, name)
                 file.save(path)
-                written.append((path, file))
-                rows += [row | {"file": path.name} for row in found]
+                outputs.append((path, file))
+                rows += [row | {"file": path.name} for row in judged]
     if as_json:
-        files = [{"file": str(path), "kind": file.kind, "made": dict(file.made)} for path, file in written]
-        print_json({"model": written[0][1].model, "beside": training.baseline_name(), "files": files, "held_out": rows})
+        files = [{"file": str(path), "kind": file.kind, "made": dict(file.made)} for path, file in outputs]
+        print_json({"model": outputs[0][1].model, "beside": training.baseline_name(), "files": files, "held_out": rows})
         return
     show(rows, training.baseline_name(), wide)
-    for path, file in written:
+    for path, file in outputs:
         tasks, prompts = len(file.made["tasks"]), file.made["prompts"]
-        told = f"{tasks} task{'s' * (tasks != 1)}, {prompts} prompts, labels: {file.made['labels']}"
-        print(f"written to {path} ({path.stat().st_size:,} bytes; {told})")
+        data_used = f"{tasks} task{'s' * (tasks != 1)}, {prompts} prompts, labels: {file.made['labels']}"
+        print(f"written to {path} ({path.stat().st_size:,} bytes; {data_used})")
 
 
-def show(rows: list[dict[str, Any]], beside: str, wide: bool = False) -> None:
-    """The table of what was found in held-out examples."""
+def show(rows: list[dict[str, Any]], reference: str, wide: bool = False) -> None:
+    """Print a table of results on held-out examples, next to those of a reference scorer."""
     if not rows:
         return
-    heads = ["task", "tokens", "n", "AUC", "kept", f"AUC, {beside}", "kept"]
+    heads = ["task", "tokens", "n", "AUC", "kept", f"AUC, {reference}", "kept"]
     names = ("auc", "recall", "beside_auc", "beside_recall")
     cells = [
         [row["task"] + (" (left out)" if row["left_out"] else ""), f"{row['tokens']:,}", str(row["n"])]
@@ -105,6 +107,6 @@ def show(rows: list[dict[str, Any]], beside: str, wide: bool = False) -> None:
 
 
 LEGEND = (
-    "Held-out examples. AUC: chance that a token of the evidence scores above another of the document; kept: share of "
-    "the evidence that selector sentence keeps at keep ratio 0.05, - where question and markup alone are more."
+    "Held-out examples. AUC: probability that a token of the evidence scores above another token of the document; "
+    "kept: share of the evidence that selector sentence keeps at keep ratio 0.05; - if question and markup exceed it."
 )

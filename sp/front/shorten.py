@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from sp.session.recall import OmittedRun, choose_recalled
 from sp.trace import Reporter, Trace, silent
 
 GAP = "\n\n"  # between the texts of a transcript
+BLANK_LINE = re.compile(r"(?>\r\n|[\r\n]){2,}")  # atomic, as the two characters of one CRLF are no blank line
 MEMORIES = 4  # transcripts whose keys the drafter keeps
 Ranges = tuple[tuple[int, int], ...]
 
@@ -376,7 +378,7 @@ class TranscriptLayout:
 def last_paragraph(texts: Sequence[TranscriptText]) -> str:
     """Return the last paragraph of the last text, which replaces a missing question."""
     last = next((text.text.strip() for text in reversed(texts) if text.text.strip()), "")
-    return last.rpartition(GAP)[2][-1024:]
+    return BLANK_LINE.split(last)[-1][-1024:]
 
 
 def compress(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGUFValueType
 
 from sp.errors import GGUFError
-from sp.values import shown
+from sp.values import preview
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -130,7 +130,7 @@ class Cursor:
         """Read a string that names something: not empty, no control characters."""
         name = self.text(limit, label)
         if not name or not name.isprintable():
-            raise self.fail(f"{label} {shown(name, NAME)} is empty or contains unprintable characters")
+            raise self.fail(f"{label} {preview(name, NAME)} is empty or contains unprintable characters")
         return name
 
     def skip_strings(self, count: int, label: str) -> None:
@@ -184,7 +184,7 @@ class Metadata(Mapping[str, Value]):
         if ref.kind == ValueType.BOOL:
             raw = np.frombuffer(self._header, np.uint8, ref.count, ref.start)
             if raw.max(initial=0) > 1:
-                raise GGUFError(f"{self._path}: key {shown(key)} contains bools that are not 0 or 1; {DAMAGED}")
+                raise GGUFError(f"{self._path}: key {preview(key)} contains bools that are not 0 or 1; {DAMAGED}")
             return raw.astype(np.bool_)
         return np.frombuffer(self._header, DTYPES[ref.kind], ref.count, ref.start).copy()
 
@@ -197,7 +197,7 @@ class Metadata(Mapping[str, Value]):
                 texts.append(header[pos + 8 : end].decode())
                 pos = end
         except UnicodeDecodeError as error:
-            where = f"string {len(texts)} of key {shown(key)}"
+            where = f"string {len(texts)} of key {preview(key)}"
             raise GGUFError(f"{self._path}: {where} is not UTF-8 ({error.reason}); {DAMAGED}") from None
         return texts
 
@@ -287,7 +287,7 @@ def _key_values(cursor: Cursor, n_keys: int) -> tuple[dict[str, Value | ArrayRef
     strings_left = MAX_STRINGS
     for index in range(n_keys):
         key = cursor.name(MAX_KEY, f"name of key {index}")
-        label = f"key {shown(key, NAME)}"
+        label = f"key {preview(key, NAME)}"
         if key in entries:
             raise cursor.fail(f"{label} appears twice")
         kind = cursor.u32(label)

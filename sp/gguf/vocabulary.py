@@ -12,7 +12,7 @@ import numpy as np
 from sp.errors import GGUFError, plain
 from sp.gguf.header import Array, Value
 from sp.gguf.pretokenizers import PRE_TOKENIZERS
-from sp.values import is_number, listed, shown, whole
+from sp.values import as_list, is_number, preview, whole
 
 SENTENCEPIECE = "llama"
 """Value of ``tokenizer.ggml.model`` in SentencePiece files. They name no pre-tokenizer, so it is used in its place."""
@@ -122,11 +122,13 @@ class _Checker:
         if model != "gpt2":
             kind = f" ({_FOREIGN[model]})" if model in _FOREIGN else ""
             advice = "use a model with byte pairs ('gpt2') or SentencePiece ('llama', 'gemma4')"
-            raise self._fail(f"tokenizer model {shown(model, SHOWN)}{kind} is not supported", advice)
+            raise self._fail(f"tokenizer model {preview(model, SHOWN)}{kind} is not supported", advice)
         pre: str = self._get("pre", str, "a string")
         if pre not in PRE_TOKENIZERS:
             known = plain(", ".join(PRE_TOKENIZERS), 150)
-            raise self._fail(f"pre-tokenizer {shown(pre, SHOWN)} is not supported", f"use a model with one of: {known}")
+            raise self._fail(
+                f"pre-tokenizer {preview(pre, SHOWN)} is not supported", f"use a model with one of: {known}"
+            )
         return pre
 
     def tokens(self) -> list[str]:
@@ -137,7 +139,7 @@ class _Checker:
         if len(set(named)) != len(named):
             seen: set[str] = set()
             twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-            raise self._fail(f"token {shown(twice, SHOWN)} is in the vocabulary twice")
+            raise self._fail(f"token {preview(twice, SHOWN)} is in the vocabulary twice")
         return tokens
 
     def token_types(self, tokens: list[str], *, required: bool) -> list[int]:
@@ -158,7 +160,7 @@ class _Checker:
             space = merge.find(" ", 1)  # from 1: the first part may itself be a space
             first, second = merge[:space], merge[space + 1 :]
             if space < 0 or first not in known or second not in known or first + second not in known:
-                raise self._fail(f"merge {index}, {shown(merge, SHOWN)}, does not join two tokens into a third")
+                raise self._fail(f"merge {index}, {preview(merge, SHOWN)}, does not join two tokens into a third")
             merges.append((first, second))
         return merges
 
@@ -199,7 +201,7 @@ class _Checker:
 
     def _numbers(self, name: str, count: int, kinds: str, expected: str) -> Array:
         """Return one number per token, of one of these kinds of NumPy types."""
-        items = listed(self._metadata.get(f"tokenizer.ggml.{name}"))
+        items = as_list(self._metadata.get(f"tokenizer.ggml.{name}"))
         # Items are checked first: NumPy would turn strings into an array as wide as the longest for each.
         if items is not None and len(items) == count and (isinstance(items, np.ndarray) or all(map(is_number, items))):
             numbers = np.asarray(items)

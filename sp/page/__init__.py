@@ -1,1 +1,1 @@
-"""Pages of one file that need nothing else: markup that escapes, a frame for light, dark and narrow screens, heat."""
+"""Pages in one self-contained file: escaped markup, a frame for light, dark and narrow screens, plots, heat maps."""

@@ -1,4 +1,4 @@
-"""Forest plots: a line a strategy, its value and interval on one scale, in a table that a narrow screen can show."""
+"""Forest plots: a row per strategy with value and interval on a common scale, as a table that fits narrow screens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from typing import Literal
 from sp.page.markup import Html, join, tag
 
 Kind = Literal["full", "scorer", "control", "oracle"]
-WIDTH = 100
-MIDDLE = 5
+WIDTH = 100  # of a picture, in its own units
+MIDDLE = 5  # half of its height
 
 
 @dataclass(frozen=True)
-class Line:
-    """A strategy's value and interval; None where nothing was measured. `n`: examples; the interval of one says
-    nothing, so it is told and not drawn; `note`: what keeps it from being held against the others, if anything does."""
+class ForestRow:
+    """A strategy in a forest plot.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"full", "scorer", "control", "oracle"}
+    n : int
+        Number of examples. The interval of a single one says nothing and is not drawn.
+    value, low, high : float, optional
+        Value and interval; None if not measured.
+    note : str
+        Reason why it is not comparable with the others; empty if it is.
+    """
 
     name: str
     kind: Kind
@@ -29,8 +40,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the plot is of. `title`: such as ``right answers (%)``; `pattern`: how a value is written; `reference`:
-    where a line is drawn: the full prefill's value."""
+    """Scale of a forest plot.
+
+    Attributes
+    ----------
+    title : str
+        Quantity and unit, such as ``right answers (%)``.
+    low, high : float
+        Ends of the scale.
+    pattern : str
+        Format of a value.
+    reference : float, optional
+        Value of the full prefill, which is drawn as a vertical line.
+    """
 
     title: str
     low: float
@@ -38,49 +60,52 @@ class Scale:
     pattern: str = "{:.1f}"
     reference: float | None = None
 
-    def at(self, value: float) -> float:
-        """Place of a value, 0 to `WIDTH`; what lies beyond the ends stands there."""
+    def position(self, value: float) -> float:
+        """Return the horizontal position of a value, from 0 to `WIDTH`; values beyond an end are drawn there."""
         return WIDTH * min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
-def forest(title: str, scale: Scale, lines: Sequence[Line]) -> Html:
-    """The plot with its ticks, as a table."""
+def forest(title: str, scale: Scale, rows: Sequence[ForestRow]) -> Html:
+    """Return the plot with its ticks, as a table."""
     ends = scale.low, (scale.low + scale.high) / 2, scale.high
     ticks = tag("span", *(tag("span", f"{value:g}") for value in ends), class_="ticks")
     head = tag("tr", tag("th", "strategy", scope="col", class_="text"), tag("th", ticks, scope="col"),
                tag("th", scale.title, scope="col"), tag("th", "n", scope="col"))  # fmt: skip
-    rows = join((_row(scale, line) for line in lines), "\n")
-    return tag("table", tag("caption", title, class_="text"), tag("thead", head), tag("tbody", rows), class_="forest")
+    body = join((_row(scale, row) for row in rows), "\n")
+    return tag("table", tag("caption", title, class_="text"), tag("thead", head), tag("tbody", body), class_="forest")
 
 
-def _row(scale: Scale, line: Line) -> Html:
-    said = [line.kind] if line.kind in ("control", "oracle") else []
-    kind = tag("small", " " + ", ".join([*said, *([line.note] if line.note else [])])) if said or line.note else ""
-    told: object = "not run"
-    if line.value is not None:
-        ends = [scale.pattern.format(end) for end in (line.low, line.high) if end is not None]
-        bounds = "one example" if line.n == 1 else " to ".join(ends)
-        told = join([scale.pattern.format(line.value), tag("small", f" ({bounds})") if bounds else ""])
+def _row(scale: Scale, row: ForestRow) -> Html:
+    remarks: list[str] = [row.kind] if row.kind in ("control", "oracle") else []
+    remarks += [row.note] if row.note else []
+    figures: object = "not run"
+    if row.value is not None:
+        ends = [scale.pattern.format(end) for end in (row.low, row.high) if end is not None]
+        bounds = "one example" if row.n == 1 else " to ".join(ends)
+        figures = join([scale.pattern.format(row.value), tag("small", f" ({bounds})") if bounds else ""])
     cells = (
-        tag("th", line.name, kind, scope="row", class_="text"),
-        tag("td", _bar(scale, line), class_="bar"),
-        tag("td", told),
-        tag("td", f"{line.n:,}", tag("small", " example" + "s" * (line.n != 1), class_="narrow")),
+        tag("th", row.name, tag("small", " " + ", ".join(remarks)) if remarks else "", scope="row", class_="text"),
+        tag("td", _bar(scale, row), class_="bar"),
+        tag("td", figures),
+        tag("td", f"{row.n:,}", tag("small", " example" + "s" * (row.n != 1), class_="narrow")),
     )
-    return tag("tr", *cells, class_=line.kind + (" single" if line.n == 1 else ""))
+    return tag("tr", *cells, class_=row.kind + (" single" if row.n == 1 else ""))
 
 
-def _bar(scale: Scale, line: Line) -> Html:
-    """Interval and value; a line without length and with round ends is a dot, however the picture is stretched."""
+def _bar(scale: Scale, row: ForestRow) -> Html:
+    """Draw interval and value of a row."""
     parts = []
     if scale.reference is not None:
-        parts.append(_stroke(scale.at(scale.reference), scale.at(scale.reference), "reference", 0, 2 * MIDDLE))
-    if line.n > 1 and line.low is not None and line.high is not None:
-        parts.append(_stroke(scale.at(line.low), scale.at(line.high), "interval"))
-    if line.value is not None:
-        parts.append(_stroke(scale.at(line.value), scale.at(line.value), "dot"))
-        if line.n == 1:
-            parts.append(_stroke(scale.at(line.value), scale.at(line.value), "hollow"))
+        reference = scale.position(scale.reference)
+        parts.append(_stroke(reference, reference, "reference", 0, 2 * MIDDLE))
+    if row.n > 1 and row.low is not None and row.high is not None:
+        parts.append(_stroke(scale.position(row.low), scale.position(row.high), "interval"))
+    if row.value is not None:
+        # A line without length and with round ends is a dot, even if the picture is stretched; a circle would not be.
+        value = scale.position(row.value)
+        parts.append(_stroke(value, value, "dot"))
+        if row.n == 1:
+            parts.append(_stroke(value, value, "hollow"))
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {2 * MIDDLE}", preserveAspectRatio="none", aria_hidden="true")
 
 
@@ -88,8 +113,8 @@ def _stroke(x1: float, x2: float, name: str, y1: float = MIDDLE, y2: float = MID
     return tag("line", x1=f"{x1:.2f}", x2=f"{x2:.2f}", y1=y1, y2=y2, class_=name)
 
 
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of a scale round zero that hold all values."""
+def symmetric_ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return round ends of a scale that is symmetric about zero and contains all values."""
     most = max((abs(value) for value in values), default=0.0)
     for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0):
         if most <= end and most > 0:

@@ -1,4 +1,4 @@
-"""HTML: text escaped, elements, whole pages, and tables."""
+"""HTML: escaped text, elements, whole pages, and tables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from html import escape
 from importlib.resources import files
 
 PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10, 13)} | {0x7F: 0x2421}
-"""Control characters as their pictures: a page may not hold them."""
-VOID = frozenset({"br", "hr", "input", "meta", "rect", "line"})  # elements without an end
+"""Control characters, which HTML forbids, by code point, and the symbols that stand for them."""
+VOID = frozenset({"br", "hr", "input", "meta", "rect", "line"})  # elements without an end tag
 
 
 class Html(str):
@@ -22,39 +22,42 @@ class Html(str):
 
 
 def html(value: object) -> Html:
-    """Markup as it is; anything else as the text it prints as."""
+    """Return markup unchanged, and anything else as escaped text."""
     if isinstance(value, Html):
         return value
-    known = str(value).encode(errors="replace").decode()  # names of files may hold halves of pairs
-    return Html(escape(known.translate(PICTURES)))
+    text = str(value).encode(errors="replace").decode()  # names of files may have half surrogate pairs
+    return Html(escape(text.translate(PICTURES)))
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:
-    """Parts one after the other."""
+    """Join parts into one piece of markup."""
     return Html(html(between).join(map(html, parts)))
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element. `children`: `Html`, or text; `attributes`: ``class_`` is ``class`` and ``data_at`` is ``data-at``;
-    None and False leave one out, True has no value."""
-    said = "".join(
+    """Return an element.
+
+    `children`: `Html`, or text to escape; `attributes`: ``class_`` is ``class``, ``data_at`` is ``data-at``; None and
+    False omit an attribute, True writes it without a value.
+    """
+    markup = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    return Html(f"<{name}{said}/>" if name in VOID else f"<{name}{said}>{join(children)}</{name}>")
+    return Html(f"<{name}{markup}/>" if name in VOID else f"<{name}{markup}>{join(children)}</{name}>")
 
 
 @cache
 def asset(name: str, package: str = "sp.page") -> str:
-    """A style or script that lies beside the code."""
+    """Return the text of a style sheet or script of a package."""
     return (files(package) / name).read_text("utf-8")
 
 
 def page(title: str, *body: object, styles: tuple[str, ...] = (), scripts: tuple[str, ...] = ()) -> str:
-    """A whole page. Besides the style that all share only these `styles` and `scripts` run, by their digests: had some
-    text come through unescaped, a browser would still not obey it, nor may the page fetch anything but from where it
-    came."""
+    """Return a whole page. `styles`, `scripts`: texts to embed, in addition to the common style sheet."""
+    # Styles and scripts are allowed by their digests only: even if a text were inserted without escaping, a browser
+    # would not run it, and the page can fetch only from its own origin.
     style, script = "\n".join([asset("style.css"), *styles]), "\n".join(scripts)
     allowed = f"default-src 'none'; style-src {_digest(style)}"
     allowed += f"; script-src {_digest(script)}; connect-src 'self'" if script else ""
@@ -76,26 +79,32 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell and, where that is no number, what it is sorted by; an empty one was not measured."""
+    """A cell of a sortable table: its content, and the value to sort by.
 
-    shown: object
+    A cell that is not measured is empty.
+    """
+
+    content: object
     value: float | str | None = None
 
 
 def sortable(
     caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]], words: Collection[str] = (), class_: str = ""
 ) -> Html:
-    """A table that may be wider than the screen. `caption`: what a reader of the screen hears of it; `words`: heads of
-    columns of words, which begin where their words do; the first always is one; `class_`: besides `sorts`."""
-    left = [place == 0 or head in words for place, head in enumerate(heads)]
+    """Return a table with columns to sort by, which scrolls if it is wider than the screen.
+
+    `caption`: name for screen readers; `words`: heads of left-aligned columns of text, besides the first; `class_`:
+    further classes of the element.
+    """
+    is_text = [number == 0 or head in words for number, head in enumerate(heads)]
     top = join(
-        tag("th", tag("button", head, type="button"), scope="col", class_="text" if first else None)
-        for head, first in zip(heads, left, strict=True)
+        tag("th", tag("button", head, type="button"), scope="col", class_="text" if textual else None)
+        for head, textual in zip(heads, is_text, strict=True)
     )
     body = join(
         (
-            tag("tr", *(tag("td", one.shown, class_="text" if first else None, data_value=one.value)
-                        for one, first in zip(row, left, strict=True)))
+            tag("tr", *(tag("td", cell.content, class_="text" if textual else None, data_value=cell.value)
+                        for cell, textual in zip(row, is_text, strict=True)))
             for row in rows
         ),
         "\n",
@@ -106,5 +115,5 @@ def sortable(
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> Html:
-    """Names and what they are."""
+    """Return a list of names and their values."""
     return tag("dl", *(tag(kind, value) for pair in pairs for kind, value in zip(("dt", "dd"), pair, strict=True)))

@@ -55,7 +55,7 @@ def find_hindrances(file: GGUFFile) -> Iterator[Hindrance]:
     unknown = Counter(info.type_name for info in file.tensors.values() if info.ggml_type not in FORMATS)
     for name, count in unknown.items():
         example = next(tensor for tensor, info in file.tensors.items() if info.type_name == name)
-        example = values.shown(example, MOST_NAME_CHARACTERS).strip("'")
+        example = values.preview(example, MOST_NAME_CHARACTERS).strip("'")
         yield Hindrance(f"{count} tensor(s) of type {name}, which sp cannot decode, e.g. {example}", of_format=True)
     if not file.tensors:
         yield Hindrance("no tensors: a vocabulary only, or metadata only")

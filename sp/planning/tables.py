@@ -56,7 +56,7 @@ def _facts(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{_thousands(info['parameters'])} in {info['tensors']} tensors"
     labels = ("layers", "hidden", "heads", "kv_heads", "head_dim", "context")
     # Lists by layer are described with the family below.
-    known = [f"{name} {info[name]}" for name in labels if info[name] is not None and values.listed(info[name]) is None]
+    known = [f"{name} {info[name]}" for name in labels if info[name] is not None and values.as_list(info[name]) is None]
     if known:
         yield "shape", " · ".join(known)
     if info["family"] is not None:

@@ -28,7 +28,7 @@ from sp.ops.attention.importance import chunk_means as chunk_means
 from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
-from sp.values import shown
+from sp.values import preview
 
 HEATMAP_CHUNK = HEAT_CHUNK  # tokens of a chunk of heat maps
 
@@ -292,7 +292,7 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
         return rest
     attention = old.get("attention", "flashprefill")
     if attention not in ("dense", "flashprefill", "auto"):
-        raise ConfigError(f"attention must be dense, flashprefill or auto, not {shown(attention)}; try sparse={AUTO}")
+        raise ConfigError(f"attention must be dense, flashprefill or auto, not {preview(attention)}; try sparse={AUTO}")
     number = next((name for name in ("density", "alpha") if name in old), None)
     rule = (
         old["blocks"].replace("constant", "blocks")
@@ -437,7 +437,7 @@ def _chosen(name: str, sparse: Sparse) -> ReadingScorer:
     kind = SCORERS.class_of(name) if name in SCORERS else None
     if kind is None or not issubclass(kind, ReadingScorer) or kind.reads_target or kind is AutoScorer:
         raise ConfigError(
-            f"the calibration of the drafter's file names scorer {shown(name)}, which does not run a drafter; "
+            f"the calibration of the drafter's file names scorer {preview(name)}, which does not run a drafter; "
             "run sp calibrate again, or choose a scorer with --scorer"
         )
     return kind(sparse)

@@ -137,7 +137,7 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     units = units[np.argsort(first, kind="stable")]
     has_tokens = np.zeros(len(parents), bool)
     has_tokens[owner] = has_tokens[pairs[:, 1]] = True
-    return Forest(owner, pairs, parents, units[~merged.shells[units] & has_tokens[units]], shared)
+    return Forest(owner, pairs, parents, units[~merged.wrappers[units] & has_tokens[units]], shared)
 
 
 def _shared(outline: Outline, request: SelectionRequest) -> Iterator[tuple[int, list[TokenPart]]]:
@@ -178,7 +178,7 @@ class _MergedNodes:
     def __init__(self, outline: Outline) -> None:
         self.parents = list(outline.parents)
         self.same = list(range(len(self.parents)))
-        self.shell = list(outline.shells)
+        self.is_wrapper = list(outline.wrappers)
 
     def find(self, node: int) -> int:
         """Return the representative of a node, and shorten the path to it."""
@@ -206,14 +206,14 @@ class _MergedNodes:
         top = min(path, default=TOP)
         for node in path:
             self.same[node] = top
-            self.shell[top] = self.shell[top] and self.shell[node]
+            self.is_wrapper[top] = self.is_wrapper[top] and self.is_wrapper[node]
 
     def settle(self, owner: Ints, also: Ints, min_run: int) -> Ints:
-        """Join short units and return the parents of all nodes, shape (nodes,); sets `roots` and `shells` likewise."""
+        """Join short units and return the parents of all nodes, (nodes,); sets `roots` and `wrappers` of that shape."""
         if min_run > 1:
             self._join_short(owner, also, min_run)
         self.roots: Ints = np.array([self.find(node) for node in range(len(self.same))], np.int64)
-        self.shells: Bools = np.array(self.shell, bool)[self.roots]
+        self.wrappers: Bools = np.array(self.is_wrapper, bool)[self.roots]
         above = np.array(self.parents, np.int64)[self.roots]
         return np.where(above == TOP, TOP, self.roots[above])
 
@@ -227,7 +227,7 @@ class _MergedNodes:
         last = MARKUP
         for node in tokens[np.append(0, np.flatnonzero(np.diff(tokens)) + 1)].tolist():
             node = self.find(node)
-            if node == MARKUP or self.shell[node] or node in holds:
+            if node == MARKUP or self.is_wrapper[node] or node in holds:
                 last = MARKUP
             elif last == MARKUP or sizes[last] >= min_run or self.parents[last] != self.parents[node]:
                 last = node

@@ -30,12 +30,12 @@ LONG_LINE = 1024
 class Outline:
     """Nodes, and the pieces of a text that belong to them.
 
-    `parents`: parent of each node, a node before it; `TOP` for none; `shells`: True for nodes that only hold others
+    `parents`: parent of each node, a node before it; `TOP` for none; `wrappers`: True for nodes that only hold others
     together (brackets, fences, tags) and are no choice by themselves; `starts`, `nodes`: byte at which each piece
     begins, ascending, and its node. A piece ends where the next begins.
 
     >>> outline = Outline()
-    >>> bracket = outline.node(TOP, shell=True)
+    >>> bracket = outline.node(TOP, wrapper=True)
     >>> for offset, node in ((0, bracket), (1, outline.node(bracket)), (4, bracket)):
     ...     outline.put(offset, node)
     >>> outline.starts, outline.nodes, outline.parents
@@ -44,14 +44,14 @@ class Outline:
 
     def __init__(self) -> None:
         self.parents = [TOP]
-        self.shells = [True]
+        self.wrappers = [True]
         self.starts = [0]
         self.nodes = [MARKUP]
 
-    def node(self, parent: int, *, shell: bool = False) -> int:
+    def node(self, parent: int, *, wrapper: bool = False) -> int:
         """Add a node and return its index."""
         self.parents.append(parent)
-        self.shells.append(shell)
+        self.wrappers.append(wrapper)
         return len(self.parents) - 1
 
     def put(self, offset: int, node: int) -> None:
@@ -138,7 +138,7 @@ def put_members(view: SegmentView, outline: Outline, value: JsonValue, node: int
         member, inner = frame.value.members[frame.number], frame.nodes[frame.number]
         outline.put(int(view.places[frame.cuts[frame.number]]), inner)
         frame.number += 1
-        if outline.shells[inner]:
+        if outline.wrappers[inner]:
             frames.append(_frame(view, outline, member, inner, longest))
 
 
@@ -151,19 +151,22 @@ def _frame(view: SegmentView, outline: Outline, value: JsonValue, node: int, lon
     before = [view.first_cut(member.end, member.comma) for member, _ in gaps]
     splits = [is_split(view, member, longest) for member in members]
     sizes = [
-        view.tokens(member.start, member.at) + 2 if split else view.tokens(member.start, member.end)
+        view.tokens(member.start, member.value_start) + 2 if split else view.tokens(member.start, member.end)
         for member, split in zip(members, splits, strict=True)
     ]
     pivot = _pivot(behind, before, sizes)
-    first, last = view.first_cut(value.at + 1, members[0].start), view.first_cut(members[-1].end, value.end - 1)
-    cuts = [value.at + 1 if first is None else first]
+    first, last = (
+        view.first_cut(value.value_start + 1, members[0].start),
+        view.first_cut(members[-1].end, value.end - 1),
+    )
+    cuts = [value.value_start + 1 if first is None else first]
     for number, (member, _) in enumerate(gaps):
         token_start, otherwise = (behind[number], member.comma + 1) if number < pivot else (before[number], member.end)
         cuts.append(otherwise if token_start is None else token_start)  # `otherwise` splits a token
     cuts.append(value.end - 1 if last is None else last)
     # The other members are children of the pivot, so that none is selected without it.
-    holder = outline.node(node, shell=splits[pivot])
-    nodes = [holder if number == pivot else outline.node(holder, shell=split) for number, split in enumerate(splits)]
+    holder = outline.node(node, wrapper=splits[pivot])
+    nodes = [holder if number == pivot else outline.node(holder, wrapper=split) for number, split in enumerate(splits)]
     return _Frame(value, node, cuts, nodes)
 
 
@@ -222,7 +225,7 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
         parent, closes = around[-1] if around else (TOP, -1)
         offset = offsets[line]
         if line in closed_at:
-            around.append((outline.node(parent, shell=True), closed_at[line]))
+            around.append((outline.node(parent, wrapper=True), closed_at[line]))
             outline.put(offset, around[-1][0])
             line += 1
         elif line == closes:
@@ -285,7 +288,7 @@ def _put_group(
 ) -> None:
     """Put lines with JSON values: as one piece, or as the text around the long values and their members."""
     long = [value for value in values if is_split(view, value, longest)]
-    node = outline.node(parent, shell=bool(long))
+    node = outline.node(parent, wrapper=bool(long))
     outline.put(int(view.places[extent[0]]), node)
     for value in long:
         put_members(view, outline, value, node, longest)
@@ -303,7 +306,7 @@ def _put_prose(
         outline.put(int(view.places[start]), outline.node(parent))
         return
     ink = start + len(view.text[start:end].rstrip())  # end of the visible text
-    whole = outline.node(parent, shell=True) if ink < end else parent
+    whole = outline.node(parent, wrapper=True) if ink < end else parent
     stops = np.array([match.end() for match in SENTENCE_END.finditer(view.text, start, ink)], np.int64)
     # A stop inside of a JSON value ends no sentence.
     covers = np.array([(value.start, value.end) for value in values], np.int64).reshape(-1, 2)

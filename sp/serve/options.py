@@ -78,7 +78,7 @@ OUTSIDE = ("max_new_tokens", "seed")  # options of a run that have a field of th
 REQUESTED = {
     one.name: one
     for one in fields_of(RunOptions)
-    if one.option.written and not one.option.fixed and one.name not in OUTSIDE
+    if one.option.textual and not one.option.fixed and one.name not in OUTSIDE
 }  # options of a run that a request may change
 
 
@@ -117,7 +117,7 @@ class Overrides:
     return_kept: bool = False
     marked: bool = True
     progress: bool = False
-    run: Annotated[Mapping[str, Any], Option(written=False)] = field(default_factory=dict)
+    run: Annotated[Mapping[str, Any], Option(textual=False)] = field(default_factory=dict)
 
 
 def overrides_of(given: Any) -> Overrides:
@@ -129,7 +129,7 @@ def overrides_of(given: Any) -> Overrides:
     for name, value in given.items():
         if len(name) > MAX_NAME or (isinstance(value, str | list | dict) and len(value) > MAX_NAME):
             raise RequestError(f"sp.{name[:MAX_NAME]} is longer than any name; use a known one", "sp")
-    known, run = REQUESTED | {one.name: one for one in fields_of(Overrides) if one.option.written}, {}
+    known, run = REQUESTED | {one.name: one for one in fields_of(Overrides) if one.option.textual}, {}
     try:
         for name, value in given.items():
             if name not in known:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sp.errors import ConfigError
-from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, number, read_jsonl, whole
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, FieldType, check, number, read_jsonl, whole
 from sp.kernels.machine import machine_facts, machine_slug
 from sp.models.network.arithmetic import attention_only_label, prequantized_label
 from sp.quant import Math
@@ -21,13 +21,13 @@ from sp.session.loaded import Loaded
 
 POSITIVE = number(1e-9)
 PLAIN_PRECISIONS = (str(Math.BF16), str(Math.BF16))
-TIMED: Mapping[str, Wanted] = {
+TIMED: Mapping[str, FieldType] = {
     "prompt_tokens": whole(1),
     "keep_ratio": number(0, 1),
     **dict.fromkeys((*DRAFTING, "vram"), ATOM.optional),
     **dict.fromkeys(("cards", "target_cards"), whole(1).optional),
 }  # required fields in the configuration of a `ttft` record
-TIMES: Mapping[str, Wanted] = {
+TIMES: Mapping[str, FieldType] = {
     "ttft_s": POSITIVE.optional,
     "full_ttft_s": POSITIVE.optional,
     "full_runs": whole().optional,

@@ -59,9 +59,9 @@ class ModelOptions:
     Parameters
     ----------
     target : Path, optional
-        GGUF of the heavy model, or a known name; the embedded one if omitted.
+        GGUF file or known name of the target; the embedded one if omitted.
     drafter : Path, optional
-        GGUF of the small model, or a known name; if omitted, the best one found (see sp get).
+        GGUF file or known name of the drafter; the best downloaded one if omitted (see sp get).
     target_rope : RopeScaling, optional
         RoPE scaling of the target instead of its file's: none, linear:2, yarn:4.
     drafter_rope : RopeScaling, optional
@@ -90,13 +90,13 @@ class PlaceOptions:
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        The GPU, the CPU, or the GPU if there is one.
+        cuda, cpu, or auto: the GPU if there is one.
     gpus : int
-        GPUs that work together, from the first on: they read a prompt for the drafter, and share the target.
+        Number of GPUs, from the first on: for the drafter they divide each prompt, and they share the target.
     target_gpus : int, optional
-        GPUs that share the target, if not as many as gpus.
+        Number of GPUs that share the target, if it differs from gpus.
     vram : Size, optional
-        GPU memory for models, caches and work, e.g. 24g; all of it if omitted.
+        Limit of GPU memory for models, caches and temporary arrays, e.g. 24g; none if omitted.
     break_even : Path, optional
         Records of sp bench ttft that decide whether auto compresses, in place of a prediction.
     """
@@ -123,11 +123,11 @@ class RunOptions:
     scorer : Scorer or str
         Scorer of tokens; by name with options in brackets, as in tail[queries=24], see sp list scorers.
     selector : Selector or str
-        Selector of tokens by importance; by name likewise, see sp list selectors.
+        Selector of tokens by importance; by name with options in brackets, see sp list selectors.
     compress : {"auto", "always", "off"}
-        Whether to compress; auto does so when the predicted cost is lower than that of the full prefill.
+        Compress prompts always, never, or with auto if the predicted cost is below that of the full prefill.
     threshold : int
-        With auto, shorter prompts (in tokens) are always read whole.
+        With auto, prompts of fewer tokens are never compressed.
     positions : {"original", "contiguous"}
         Positions of selected tokens: those in the prompt, or 0, 1, 2, ...; always contiguous for a prompt longer than
         the target's window.
@@ -136,13 +136,13 @@ class RunOptions:
         text_rejoin joins the selected text and encodes it again, which implies contiguous positions (cross-family
         speculative prefill, arXiv 2603.02631).
     mark_omitted : bool
-        Write [... 212 lines ...] where text was left out, never inside a JSON value. Marks are added to the selected
-        tokens, at positions of the text they replace.
+        Write a mark such as [... 212 lines ...] in place of omitted text, but not inside JSON values. Marks are added
+        to the selected tokens, at positions of the text that they replace.
     kv : KVType
-        Format of the target's cached keys and values: f16, q8_0, 5bit, q4_0, or one for each side as in
-        k=q8_0,v=q4_0; on the CPU f32, q5_1 and q5_0 too.
+        Format of the target's KV cache: f16, q8_0, 5bit, q4_0, or one each for keys and values as in k=q8_0,v=q4_0; on
+        the CPU also f32, q5_1 and q5_0.
     rotate : bool, optional
-        Hadamard rotation of cached keys and values; by default where they are quantised, as in llama.cpp.
+        Hadamard-rotate cached keys and values; if omitted, when the cache is quantised, as in llama.cpp.
     state_gaps : {"compact", "reset", "decay"}
         Treatment of gaps by the target's recurrent layers.
     sparse : Sparse, optional
@@ -184,7 +184,7 @@ class RunOptions:
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
-    target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, written=False)] = None
+    target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, textual=False)] = None
     decode: ByName[Decoder] = "greedy"  # type: ignore[assignment]
     max_new_tokens: Annotated[ByName[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
     seed: Annotated[int, Option(least=0)] = 0
@@ -243,17 +243,16 @@ class ConversationOptions:
     Parameters
     ----------
     recall : {"auto", "append", "rewind", "off"}
-        How spans come back that were left out and that a later question needs: as an excerpt before the first new
-        message, or at their places, with everything after them read again. `auto` picks the one with fewer tokens to
-        read.
+        How omitted text that a later question needs is restored: append puts an excerpt before the first new message;
+        rewind puts it at its place, and everything after it is read again; auto uses the one that reads fewer tokens.
     recall_ratio : float
-        Largest share of the tokens left out that a turn may recall; at least 128 tokens.
+        Largest share of the omitted tokens that a turn may restore; at least 128 tokens.
     recall_tokens : int
-        Most tokens that a turn may recall.
+        Largest number of tokens that a turn may restore.
     keys : KVType
-        Format of the drafter's keys and values, of the whole transcript: as kv.
+        Format of the drafter's cached keys and values of the transcript; as for kv.
     snapshots : int
-        Copies of a model's recurrent states in host memory, to rewind to.
+        Number of snapshots of recurrent states in host memory, for rewind.
 
     Examples
     --------

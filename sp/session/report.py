@@ -8,7 +8,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from sp.errors import SpWarning, listed, plain
+from sp.errors import SpWarning, join_names, plain
 from sp.models import Draft, Gaps, unscalable
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import LAYER_MAJOR_CHUNK, chunk_on_device
@@ -169,7 +169,7 @@ def dropped_lines(prompt: TokenisedPrompt, scored: Scored | None = None, since: 
     )
     for role, tokenised in by_role.items():
         places = tokenised.dropped[tokenised.dropped >= since]  # bytes of earlier turns were reported then
-        which = listed(f"{byte:#04x}" for byte in sorted({raw[place] for place in places.tolist()}))
+        which = join_names(f"{byte:#04x}" for byte in sorted({raw[place] for place in places.tolist()}))
         count = f"{len(places):,} byte{'s' * (len(places) != 1)}"
         lines += [f"{role}: {count} left out, which its vocabulary has no token for ({which})"] if len(places) else []
     return lines

@@ -140,7 +140,7 @@ def test_missing_programs_and_files_are_named(
     for program, model, said in (
         (tmp_path / "none", "model.gguf", "cannot run"),
         (tmp_path, "model.gguf", "cannot run"),
-        (tmp_path / "llama-bench", "none.gguf", "name a GGUF file"),
+        (tmp_path / "llama-bench", "none.gguf", "pass a GGUF file"),
     ):
         argv = ["sp", "bench", "llama-cpp", "--llama-bench", str(program), "-m", str(tmp_path / model)]
         monkeypatch.setattr(sys, "argv", argv)

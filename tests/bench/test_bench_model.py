@@ -177,7 +177,7 @@ def test_the_command_prints_each_form(sp) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("model",), "either a GGUF file or --synthetic"),
+        (("model",), "either a GGUF file, or --synthetic"),
         (("model", "x.gguf", "--synthetic", "tiny-qwen3"), "either"),
         (("model", "x.gguf", "-p", "12,x"), "whole numbers"),
         (("model", "x.gguf", "-p", "-4"), "such as 512,8k, not '-4'"),
@@ -188,7 +188,7 @@ def test_the_command_prints_each_form(sp) -> None:
         (("model", "--synthetic", "tiny-qwen3", "--device", "cpu"), "sp synth"),
         (("model", "nowhere.gguf", "--device", "cpu"), "no such file"),
         (("model", str(embedded("target")), "--device", "cpu", "--gpus", "2"), "--gpus needs GPUs"),
-        (("model", "x.gguf", "--gpus", "2", "--kernels"), "--kernels is for one GPU"),
+        (("model", "x.gguf", "--gpus", "2", "--kernels"), "--kernels needs a single GPU"),
         (("roofline", "nowhere"), "no record"),
     ],
 )

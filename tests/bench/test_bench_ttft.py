@@ -213,17 +213,17 @@ def test_the_command_records_resumes_and_draws(tmp_path: Path, monkeypatch: pyte
     ("arguments", "message"),
     [
         (("--keep-ratio", "few"), "numbers"),
-        (("--keep-ratio", "1"), "give one below it"),
+        (("--keep-ratio", "1"), "add one below 1"),
         (("--keep-ratio", "2"), "--keep-ratio must be at most 1, not 2.0"),
         (("--scorer", "tial"), "did you mean 'tail'"),
         (("--selector", "top_chunk"), "did you mean 'top_chunks'"),
         (("--sparse", "density:0"), "density"),
         (("-p", "10"), "; choose more"),
         (("-p", "0"), "at least 1"),
-        (("-n", "200000"), "no room for a prompt"),
+        (("-n", "200000"), "leaves none for a prompt"),
         (("--resume",), "--record"),
         (("--kv", "q9"), "q4_0"),
-        (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "either"),
+        (("--target", "a.gguf", "--synthetic-target", "qwen3.6-27b"), "exclude each other"),
         (("--synthetic-drafter", "qwen3-0.6"), "did you mean 'qwen3-0.6b'"),
         (("--vram", "much"), "24g"),
         (("--vram", "none,18g"), "omit it"),
@@ -241,7 +241,7 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
     asked: list[list[int]] = []
     monkeypatch.setattr(Bench, "run", lambda self, lengths, *rest: asked.append(list(lengths)) or iter(()))
     most = pair.target.model.config.context - 2
-    assert f"cut to {most:,} tokens" in command("-p", "1k,512k,1024k").stderr
+    assert f"limited to {most:,} tokens" in command("-p", "1k,512k,1024k").stderr
     assert "cut to" not in command("-p", f"1k,{most}").stderr
     assert asked == [[1024, most]] * 2
 

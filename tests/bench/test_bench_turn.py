@@ -218,7 +218,7 @@ def test_the_command_records_what_is_looked_up(tmp_path: Path) -> None:
         (("--policies", ","), "--policies is empty"),
         (("--recall", "yes"), "recall"),
         (("--keys", "q9"), "keys"),
-        (("--keep-ratio", "1"), "give one below it"),
+        (("--keep-ratio", "1"), "add one below 1"),
         (("--scorer", "tail,bm25"), "one --scorer"),
         (("--scorer", "lookahead", "-p", "300"), "cannot reuse keys"),
         (("-p", "1024k"), "context"),

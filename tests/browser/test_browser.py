@@ -18,7 +18,7 @@ from markup_read import HOSTILE
 from study_rows import rows
 
 import sp
-from sp.page.heat import Heated, strip
+from sp.page.heat import HeatMap, overview
 from sp.page.markup import asset, page, tag
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.studies import figures
@@ -67,8 +67,8 @@ def long_page(path: Path) -> Path:
     starts = np.arange(0, len(text), 4)
     spans = np.stack([starts, np.minimum(starts + 4, len(text))], axis=1)
     prompt = TokenisedPrompt(Prompt(text, (Span("needle", 400_000, 400_032),)), np.arange(len(spans)), spans)
-    heated = Heated.of(prompt, np.arange(len(spans)) // 2 % 5 == 0, draw.random(len(spans)))
-    body = tag("main", tag("h1", "Long"), tag("a", "needle", href="#needle-1"), strip(heated), heated.markup())
+    heated = HeatMap.of(prompt, np.arange(len(spans)) // 2 % 5 == 0, draw.random(len(spans)))
+    body = tag("main", tag("h1", "Long"), tag("a", "needle", href="#needle-1"), overview(heated), heated.markup())
     path.write_text(page("Long", body, styles=(asset("heat.css"),), scripts=(asset("heat.js"),)))
     return path
 

@@ -44,7 +44,7 @@ def test_it_measures_and_keeps_what_the_scorer_finds() -> None:
 
 def test_it_says_which_layers_and_how_well(unread) -> None:
     lines = run().splitlines()
-    assert lines[0] == "drafter.gguf: layers 3, 4, without rotary embedding; 5 of 5 are run"
+    assert lines[0] == "drafter.gguf: layers 3, 4, without rotary embedding; 5 of 5 layers run"
     assert f"{unread.n} questions: {100 * unread.top_5_percent:.0f} % of needles" in lines[2]
 
 

@@ -16,7 +16,7 @@ from command_line import invoke
 
 from sp import cli
 from sp.commands import chat as loop
-from sp.commands.chat import COMMANDS, Loop, Session, piped_lines
+from sp.commands.chat import COMMANDS, ChatLoop, Session, piped_lines
 from sp.models.synthetic import retriever
 from sp.scoring import SCORERS
 from sp.session import Conversation, Pipeline, RunOptions
@@ -131,17 +131,17 @@ def session(files: tuple[Path, Path], document: Path) -> Session:
 def test_somebody_who_types_goes_on_after_what_went_wrong(
     session: Session, document: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Loop(session).run(["/file /nowhere", "/help", "/what", "  /now is a message QUARTZ", "/recall", "/recall off"])
+    ChatLoop(session).run(["/file /nowhere", "/help", "/what", "  /now is a message QUARTZ", "/recall", "/recall off"])
     shown = capsys.readouterr()
     assert shown.out == f"{KEYS['QUARTZ']}\n"
     assert shown.err.count("sp: error:") == 2
     assert all(f"  /{name} " in shown.err for name in COMMANDS)
-    assert "nothing was brought back" in shown.err
-    assert session.talk.memory.recall == "off"
+    assert "no passage was restored" in shown.err
+    assert session.conversation.memory.recall == "off"
     before = session.turns
     session.add(document.read_text())
-    Loop(session).run(["/clear"])
-    assert (len(before), session.turns, len(session.talk.transcript)) == (2, [], 0)
+    ChatLoop(session).run(["/clear"])
+    assert (len(before), session.turns, len(session.conversation.transcript)) == (2, [], 0)
 
 
 @contextmanager
@@ -158,43 +158,43 @@ def test_ctrl_c_while_models_read_takes_the_message_back(
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "progress_bar", interrupting)
-        Loop(session).run(["now QUARTZ"])
+        ChatLoop(session).run(["now QUARTZ"])
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "the message is taken back" in shown.err
+    assert "the message was dropped" in shown.err
     assert (session.turns, session.rows) == ([], [])
     assert signal.getsignal(signal.SIGINT) is before
-    Loop(session).run(["now VELVET"])  # the file still waits
+    ChatLoop(session).run(["now VELVET"])  # the file still waits
     assert capsys.readouterr().out == f"{KEYS['VELVET']}\n"
 
 
 def test_ctrl_c_ends_an_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show = Loop._show
+    show = ChatLoop._show
 
-    def pressed(self: Loop, stop: Any, thought: str, said: str) -> bool:
+    def pressed(self: ChatLoop, stop: Any, thought: str, said: str) -> bool:
         if len(session.turns) == 0 and said == "0":
             signal.raise_signal(signal.SIGINT)
         return show(self, stop, thought, said)
 
-    monkeypatch.setattr(Loop, "_show", pressed)
-    Loop(session).run(["now QUARTZ", "now QUARTZ"])
+    monkeypatch.setattr(ChatLoop, "_show", pressed)
+    ChatLoop(session).run(["now QUARTZ", "now QUARTZ"])
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["830", KEYS["QUARTZ"]]
     assert [line.endswith("stopped]") for line in shown.err.splitlines()] == [True, False]
 
 
 def test_ctrl_c_twice_ends_the_program(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pressed(self: Loop, stop: Any, thought: str, said: str) -> bool:
+    def pressed(self: ChatLoop, stop: Any, thought: str, said: str) -> bool:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         return False
 
-    monkeypatch.setattr(Loop, "_show", pressed)
+    monkeypatch.setattr(ChatLoop, "_show", pressed)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        Loop(session).run(["now QUARTZ"])
+        ChatLoop(session).run(["now QUARTZ"])
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -210,4 +210,4 @@ def test_a_model_without_a_chat_template_is_told_before_it_is_loaded(monkeypatch
     monkeypatch.setattr(loop, "open_pair", opened)
     monkeypatch.setattr("sp.gguf.template.KEY", "none")
     found = str(invoke(["chat"]).exception)
-    assert found.startswith("target.gguf has no chat template, so it cannot be told who says what")
+    assert found.startswith("target.gguf has no chat template, which sp chat needs")

@@ -19,7 +19,7 @@ from sp.studies.sweep.config_values import read_yaml
 @pytest.mark.parametrize("command", ["run --question x --prompt-file", "chat --load"])
 def test_a_device_has_no_end(command: str) -> None:
     found = str(invoke([*command.split(), "/dev/zero"]).exception)
-    assert found.startswith("/dev/zero is a device, which may have no end; give --")
+    assert found.startswith("/dev/zero is a device, and reading it may never end; give --")
 
 
 def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:

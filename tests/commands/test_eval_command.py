@@ -63,7 +63,7 @@ def test_the_distance_to_an_oracle_is_shown(
     assert by_scorer["full"] == "-"
     assert by_scorer["leave_one_out"] == "+0.00"
     assert by_scorer["recency"] in ("+0.00", "-1.00", "+1.00")
-    assert "-oracle: difference of right answers" in " ".join(shown.split())
+    assert "-oracle: difference in share of right answers" in " ".join(shown.split())
 
 
 def test_ruler_and_its_files(
@@ -124,7 +124,7 @@ def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert call(monkeypatch, "ppl", *few) == 0
     shown = capsys.readouterr().out
     assert "perplexity" in shown
-    assert "nothing tells the oracle" in " ".join(shown.split())
+    assert "the oracle has no evidence" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["needle", "--no-shared-ngrams", "-1"], "--no-shared-ngrams must be at least 0, not -1"),
         (["needle", "--scorer", "tail[querys=3]"], "did you mean 'queries'"),
         (["needle", "--scorer", "tail[queries]"], "options are NAME=VALUE"),
-        (["needle", "--selector", "top_chunks]"], "--selector takes names with commas"),
+        (["needle", "--selector", "top_chunks]"], "--selector takes comma-separated names"),
         (["needle", "--keep-ratio", "0"], "keep_ratio must be above 0"),
         (["needle", "-p", "20"], "use longer prompts"),
         (["needle", "--drafter-rope", "linear"], "--drafter-rope takes none, linear:FACTOR"),

@@ -68,7 +68,7 @@ def test_own_questions(
         (None, ["--metric", "F1"], "unknown metric 'F1'; did you mean 'f1'"),
         (None, ["--format", "longbench"], "unknown format 'longbench'; did you mean 'longbench_v2'"),
         (None, ["--format", "ruler"], "line 1: needs `input` (text)"),
-        (None, ["--format", "mrcr", "--metric", "f1"], "format mrcr judges answers its own way"),
+        (None, ["--format", "mrcr", "--metric", "f1"], "format mrcr has a metric of its own"),
         (None, ["--format", "nolima"], "pass one with --set haystack=book.txt"),
         (None, ["--set", "depth=0.5"], "unknown option of format own 'depth'"),
         (None, ["--set", "haystack"], "options are NAME=VALUE"),
@@ -132,4 +132,4 @@ def test_prompts_that_are_too_long_are_passed_over_and_told(
     assert call(monkeypatch, path, *few, "--no-controls", "-p", 20, "--json") == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"results": []}
-    assert shown.err == "sp: 2 of 2 prompts of long have more than 20 tokens and were passed over\n"
+    assert shown.err == "sp: 2 of 2 prompts of long have more than 20 tokens and were skipped\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sp import cli
-from sp.commands.eval.run import Asked
+from sp.commands.eval.run import EvalOptions
 from sp.session import Pipeline, request
 
 WINDOW = 1500
@@ -38,7 +38,7 @@ def test_what_cannot_fit_is_refused_unread(
     def unread(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model was to read")
 
-    def narrow(self: Asked, cells: Any) -> Pipeline:
+    def narrow(self: EvalOptions, cells: Any) -> Pipeline:
         pair = Pipeline.open(self.models.target, self.models.drafter, device="cpu")
         pair.target.model.config = replace(pair.target.model.config, context=WINDOW)
         return pair
@@ -46,7 +46,7 @@ def test_what_cannot_fit_is_refused_unread(
     for name in ("score_tokens", "finish"):
         monkeypatch.setattr(request, name, unread)
     monkeypatch.setattr("sp.evals.ppl.log_probabilities", unread)
-    monkeypatch.setattr(Asked, "open", narrow)
+    monkeypatch.setattr(EvalOptions, "open", narrow)
     models = ["--target", retriever_target, "--drafter", retriever_drafter, "--device", "cpu", "-n", 1]
     arguments = ["sp", "eval", *command, *models, "--out", tmp_path / "rows.jsonl"]
     monkeypatch.setattr("sys.argv", list(map(str, arguments)))

@@ -116,7 +116,7 @@ def test_the_target_answers_if_asked(
     [
         ([], "documents are not in"),
         (["--questions", "/nowhere.jsonl"], "cannot read /nowhere.jsonl"),
-        (["--questions", "MINE", "--fetch"], "leave it out with --questions"),
+        (["--questions", "MINE", "--fetch"], "omit it with --questions"),
         (["--questions", "MINE", "--max-tokens", "9"], "no document has at most 9 tokens; the shortest has"),
         (["--questions", "MINE", "--scorer", "tial"], "did you mean 'tail'"),
         (["--questions", "MINE", "--keep-ratio", "2"], "--keep-ratio"),

@@ -54,13 +54,13 @@ def test_rows_are_made_once_and_the_table_is_narrow(
     ("arguments", "message"),
     [
         (["--ways", "colt"], "unknown way 'colt'; did you mean 'cold'"),
-        (["--ways", "cold,cold"], "--ways names a way twice"),
+        (["--ways", "cold,cold"], "a policy is named twice"),
         (["--layout", "plane"], "--layout is 'plane'; did you mean 'plain'"),
         (["--turns", "21"], "turns must be from 1 to 20"),
         (["-t", "1k", "--turns", "4"], "use more tokens, or fewer turns"),
         (["--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
         (["-n", "0"], "--n must be at least 1, not 0"),
-        (["-t", "1800", "--turns", "2"], "take --layout plain"),
+        (["-t", "1800", "--turns", "2"], "use --layout plain"),
         (["-t", "1800", "--turns", "2", "--scorer", "lookahead"], "scorer lookahead cannot reuse keys"),
     ],
 )

@@ -35,7 +35,7 @@ def test_list(monkeypatch, capsys):
     [
         (["list", "--family", "selftests"], "did you mean 'selftest'"),
         (["check", "--arch", "81"], "unknown architecture '81'"),
-        (["check", "--update", "--arch", "80"], "leave out --arch"),
+        (["check", "--update", "--arch", "80"], "omit --arch"),
         (["check", "--arch", "80", "--family", "x"], "unknown family"),
         (["bench", "--repeats", "1"], "repeats"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from command_line import commands, invoke
 
 from sp import cli
-from sp.commands.shell.line import Command
+from sp.commands.shell.parser import Command
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import NAMES, KVType
 from sp.session import ConversationOptions, RunOptions
@@ -20,7 +20,7 @@ PEER = "bench llama-cpp"  # whose --kv is as llama.cpp names types
 TAKING = {
     " ".join(words): command
     for words, command in commands().items()
-    if any(entry.kind is KVType for entry in command.entries)
+    if any(entry.kind is KVType for entry in command.options)
 }
 PAIRS = ("k=q8_0,v=q4_0", "k=k5,v=v4", "k=f16,v=v4")
 GIVEN = {"eval file": ["questions.jsonl"]}  # what commands cannot do without
@@ -34,7 +34,7 @@ WRONG = {
 
 def flags(command: Command) -> list[str]:
     """All that a format of a cache is asked for by."""
-    return [flag for entry in command.entries if entry.kind is KVType for flag in entry.flags]
+    return [flag for entry in command.options if entry.kind is KVType for flag in entry.flags]
 
 
 def test_commands_that_cache_take_it() -> None:
@@ -44,7 +44,7 @@ def test_commands_that_cache_take_it() -> None:
     told = {words for words, command in TAKING.items() if "--keys" in flags(command)}
     assert told == {"chat", "serve", "bench turn"}
     assert set(TAKING) | {PEER} == {
-        " ".join(words) for words, command in commands().items() if any("--kv" in one.flags for one in command.entries)
+        " ".join(words) for words, command in commands().items() if any("--kv" in one.flags for one in command.options)
     }
 
 
@@ -57,7 +57,7 @@ def test_each_reads_every_name_and_tells_of_them(words: str) -> None:
                 one for one in command.parse([*GIVEN.get(words, ()), flag, name]).values() if isinstance(one, KVType)
             ]
             assert KVType.parse(name, "") in found
-    for entry in command.entries:
+    for entry in command.options:
         if entry.kind is KVType and entry.name == "kv":
             assert all(name in entry.help for name in ("q8_0", "5bit", "q4_0", "k=q8_0,v=q4_0", "[default: f16]"))
 

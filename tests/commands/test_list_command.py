@@ -44,18 +44,18 @@ def test_defaults_are_those_that_are_built(kind: str) -> None:
             has = getattr(built, field.name)
             if field.name not in needed:
                 assert yaml.safe_load(str(field.default)) == (list(has) if isinstance(has, tuple) else has)
-        assert (item.source, bool(item.told)) == ("built in", True)
+        assert (item.source, bool(item.description)) == ("built in", True)
     assert checked or kind == "formats", "of files that are not there"
 
 
 def test_a_plugin_far_away_has_its_path_on_a_line_of_its_own() -> None:
     path = "/tmp/" + "a" * 60 + "/plugin.py"
-    text = text_of([Item("mine", "What it is.", source=path)], 80, each=False)
+    text = text_of([Item("mine", "What it is.", source=path)], 80, in_full=False)
     assert text.splitlines() == ["mine", f"  from {path}", "  What it is."]
 
 
 def test_scorers_say_whether_they_come_with_weights() -> None:
-    told = {item.name: item.told for item in items("scorers")}
+    told = {item.name: item.description for item in items("scorers")}
     assert told["probe"].endswith("With weights for the embedded drafter.")
     for name in ("lines", "cross_attention"):
         assert told[name].endswith("Without weights: sp train scorer makes some.")
@@ -126,7 +126,7 @@ def test_options_that_are_inherited_are_told_once_with_what_they_say() -> None:
 
     Base.__annotations__ = {"width": int, "height": int}
     Own.__annotations__ = {"depth": float}
-    assert [(one.shown, one.type, one.told) for one in fields_of(Own)] == [
+    assert [(one.assignment, one.type, one.description) for one in fields_of(Own)] == [
         ("width=3", "whole number", "Its own width."),
         ("height=4", "whole number", "How wide and how high it is."),
         ("depth=0.5", "number", "How deep."),

@@ -13,7 +13,7 @@ import pytest
 from command_line import invoke
 
 from sp.cli import COMMANDS, command_of
-from sp.commands.shell.line import Command, Entry
+from sp.commands.shell.parser import Command, CommandOption
 from sp.config import REQUIRED
 from sp.errors import SpError
 
@@ -34,17 +34,17 @@ def parsed_only(words: str) -> Command:
     return replace(command, function=nothing)
 
 
-def options() -> Iterator[tuple[Command, Entry, list[str]]]:
+def options() -> Iterator[tuple[Command, CommandOption, list[str]]]:
     """Options that take a value, each with what its command needs besides."""
     for words in COMMANDS:
         command = parsed_only(words)
-        needed = ["x" for one in command.entries if one.field.option.argument and one.field.value is REQUIRED]
-        for one in command.entries:
+        needed = ["x" for one in command.options if one.field.option.argument and one.field.value is REQUIRED]
+        for one in command.options:
             if one.kind is not bool and one.flags:
                 yield command, one, needed
 
 
-def kind_of(entry: Entry) -> Any:
+def kind_of(entry: CommandOption) -> Any:
     """Of one value of an option."""
     kind = get_args(entry.kind)[0] if entry.many or get_origin(entry.kind) is tuple else entry.kind
     return (

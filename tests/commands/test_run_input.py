@@ -41,7 +41,7 @@ def test_standard_input_is_read_as_a_file_is(
     [
         (ASKED, b"\xff\xfe broken", "standard input is not UTF-8 text (byte 0)"),
         (ASKED, b" \n ", "the prompt is empty"),
-        ([], b"text", "the question is missing: say what to ask about standard input"),
+        ([], b"text", "the question is missing; ask one about standard input"),
     ],
 )
 def test_what_is_wrong_with_it_is_told_in_a_line(

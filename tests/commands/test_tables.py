@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from sp import cli
 from sp.commands import kernels, sweep, train
-from sp.commands.asked import Results
 from sp.commands.bench import decode as bench_decode
 from sp.commands.bench import model, ttft
+from sp.commands.common import OutputOptions
 from sp.commands.eval import natural, run, tasks, turns
 from sp.commands.shell.terminal import INTERVAL, print_table
 
@@ -120,16 +120,16 @@ def of_verdicts(wide: bool) -> None:
 def of_model(wide: bool) -> None:
     row = {"model": NAME, "weights_gb": 17.6, "kv": "q4_0 rotated", "path": "portable", "math": "int8", "cards": 1,
            "test": "tg64 @ d131072", "tok_s": 12345.67, "sd": 123.45, "median": 12345.67, "peak_gb": 1.0}  # fmt: skip
-    model.print_rows([row, row | {"test": "pp131072"}], Results(wide=wide))
+    model.print_rows([row, row | {"test": "pp131072"}], OutputOptions(wide=wide))
     found = [SimpleNamespace(entry="attention_sm90_paged", variant=LONG, launches=12345, ms=1234.567)] * 2
-    model.print_kernels("pp131072", found, Results(wide=wide))
+    model.print_kernels("pp131072", found, OutputOptions(wide=wide))
 
 
 def of_drafter(wide: bool) -> None:
     row = {"model": NAME, "path": "portable", "prompt_tokens": 131072, "attention": "alpha 0.1", "density": 0.5,
            "score_s": 12.345, "limit_s": 12.345, "peak_bytes": 12e9, "weight_bytes": 1e9,
            **{f"{stage}_ms": 1234.5 for stage in ("attention", "project", "feed_forward", "sum")}}  # fmt: skip
-    model.print_drafter_rows([row, row], Results(wide=wide))
+    model.print_drafter_rows([row, row], OutputOptions(wide=wide))
 
 
 def of_llama_cpp(wide: bool) -> None:
@@ -144,7 +144,7 @@ def of_needs(wide: bool) -> None:
 
     need = SimpleNamespace(registers=255, spill=128, shared=101376)
     rows = {f"{name} sm_{arch}": need for arch in ARCHES for name in ("k A=1", f"gemm {LONG}")}
-    kernels.print_needs(SimpleNamespace(rows=rows, dynamic=dict.fromkeys(rows, 1024)), wide)  # type: ignore[arg-type]
+    kernels.print_resources(SimpleNamespace(rows=rows, dynamic=dict.fromkeys(rows, 1024)), wide)  # type: ignore[arg-type]
 
 
 def of_times(wide: bool) -> None:
@@ -176,9 +176,11 @@ CASES: dict[str, Callable[[bool], object]] = {
     "eval turns": of_turns,
     "bench model": of_model,
     "bench drafter": of_drafter,
-    "bench decode": lambda wide: bench_decode.show([*records("decode"), *records("verify")], [], Results(wide=wide)),
-    "bench ttft": lambda wide: ttft.show(records("ttft"), [], Results(wide=wide)),
-    "bench turn": lambda wide: ttft.show_turns(records("turn"), Results(wide=wide)),
+    "bench decode": lambda wide: bench_decode.show(
+        [*records("decode"), *records("verify")], [], OutputOptions(wide=wide)
+    ),
+    "bench ttft": lambda wide: ttft.show(records("ttft"), [], OutputOptions(wide=wide)),
+    "bench turn": lambda wide: ttft.show_turns(records("turn"), OutputOptions(wide=wide)),
     "bench llama-cpp": of_llama_cpp,
     "kernels list": lambda wide: kernels.list_kernels(None, False, "sm_90a", wide, False),
     "kernels list --dispatch": lambda wide: kernels.list_kernels(None, True, "sm_90a", wide, False),
@@ -205,7 +207,7 @@ def test_no_head_and_no_cell_is_cut_at_80_columns(name: str) -> None:
 
 
 def test_every_command_with_tables_has_a_case() -> None:
-    wide = {" ".join(words) for words, one in commands().items() if any(each.name == "wide" for each in one.entries)}
+    wide = {" ".join(words) for words, one in commands().items() if any(each.name == "wide" for each in one.options)}
     shared = {path for path in wide if path.startswith("eval ") and path not in CASES}
     assert {*CASES} - {"eval", "kernels list --dispatch"} == wide - shared
     assert shared == {f"eval {name}" for name in ("needle", "ruler", "ppl", "tasks", "file")}
@@ -237,5 +239,5 @@ def test_help_fits_80_columns_and_is_in_groups() -> None:
         lines = [line for line in shown.splitlines() if not line.strip().startswith(("sp ", "git ", "--"))]
         assert max(map(len, lines)) <= 80, words
         assert "--plugin" in shown, words
-        if len(command.entries) > 20:
-            assert len({one.group for one in command.entries}) >= 2, words
+        if len(command.options) > 20:
+            assert len({one.group for one in command.options}) >= 2, words

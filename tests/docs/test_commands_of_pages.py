@@ -85,7 +85,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     """What the real parser makes of arguments of `sp`, by the names of the options."""
     if words[:1] == ["--version"] or words in (["--help"], []):
         return {}
-    name, rest = cli.found_in(words)
+    name, rest = cli.split_command(words)
     found = cli.command_of(name).parse([word for word in rest if word not in ("-h", "--help")])
     return {key.rpartition(".")[2]: value for key, value in found.items()}
 
@@ -121,7 +121,7 @@ def test_a_wrong_command_would_be_found() -> None:
 def options_of(path: tuple[str, ...]) -> set[str]:
     """Options of a command, or of all in a group, by its words."""
     inside = [one for words, one in all_commands().items() if words[: len(path)] == path]
-    return {flag for one in inside for each in one.entries for flag in (*each.flags, *each.switches)} | {"-h", "--help"}
+    return {flag for one in inside for each in one.options for flag in (*each.flags, *each.switches)} | {"-h", "--help"}
 
 
 def test_commands_within_sentences_have_the_options_they_name() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from leaderboard_table import RECORDS
 
-from sp.commands.eval.run import ANSWERS, PERPLEXITY, Asked, show
+from sp.commands.eval.run import ANSWERS, PERPLEXITY, EvalOptions, show
 from sp.evals.trained_for import (
     BEGINS,
     KEY,
@@ -119,7 +119,7 @@ def test_sp_eval(columns, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     silent = written(tmp_path / "silent.gguf", {})
     for path, told in ((embedded("drafter"), True), (silent, False)):
         pair = SimpleNamespace(drafter=SimpleNamespace(path=path))
-        show([{"n": 1, "not_run": 0, "scorer": "tail", "selector": "top_chunks"}], columns, Asked(), pair)  # type: ignore[arg-type]
+        show([{"n": 1, "not_run": 0, "scorer": "tail", "selector": "top_chunks"}], columns, EvalOptions(), pair)  # type: ignore[arg-type]
         out = " ".join(capsys.readouterr().out.split())
         assert (OURS in out, "trained" in out) == (told, told)
 

@@ -98,7 +98,7 @@ def test_list_models_tells_which_are_here(
     smollm2 = rows["smollm2-135m"]
     assert (smollm2["licence"], smollm2["bytes"], smollm2["path"]) == ("Apache-2.0", 98_362_432, None)
     assert call(monkeypatch, "list", "models", "smollm2-135m") == 0
-    assert "not here; sp get smollm2-135m" in " ".join(capsys.readouterr().out.split())
+    assert "not downloaded; sp get smollm2-135m" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(

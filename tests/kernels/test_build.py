@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sp.commands import asked
+from sp.commands import common
 from sp.kernels import jit, nvrtc
 from sp.kernels.manifest import kernels
 from sp.kernels.tools import build
@@ -44,9 +44,9 @@ def test_the_first_run_says_what_it_compiles_and_the_next_is_silent(
     monkeypatch.setattr("sp.kernels.tools.check.plan", lambda *_: jobs)
     monkeypatch.setattr("sp.kernels.device.require_device", lambda: (9, 0))
     monkeypatch.setattr("sp.kernels.tools.build.build_all", build_all)
-    asked.compile_kernels()
+    common.compile_kernels()
     assert made == jobs
     assert capsys.readouterr().err.startswith(f"sp: compiling {len(jobs)} kernels for this GPU, once")
-    asked.compile_kernels()
+    common.compile_kernels()
     assert made == jobs
     assert capsys.readouterr().err == ""

@@ -242,9 +242,9 @@ def test_json_and_the_verdict_of_inspect(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--gpu", "24 apples"], "--gpu takes whole GiB such as 24g"),
+        (["--gpu", "24 apples"], "--gpu takes at least 2 whole GiB"),
         (["--gpu", "1g"], "at least 2"),
-        (["--gpu", "24"], "such as 24g, with the unit"),
+        (["--gpu", "24"], "with the unit, such as 24g"),
         (["--gpu", "rtx309"], "did you mean 'rtx3090'"),
         (["--gpu", "²"], "--gpu takes"),
         (["--gpu", "9" * 5000], "--gpu takes"),

@@ -174,7 +174,7 @@ def test_plan_predicts_of_several_gpus(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "a drafter read by 2 and a target shared by 2 of these GPUs" in out
     assert max(map(len, out.splitlines())) <= 80
     assert call(*PAIR, "--gpu", "rtx4090", "--gpus", "2", monkeypatch=monkeypatch) in (0, 1)
-    assert "no times: of several GPUs they are predicted where NVLink joins these" in capsys.readouterr().out
+    assert "no times: for several GPUs they are predicted only with NVLink" in capsys.readouterr().out
 
 
 def test_mixtures_have_no_times_and_recurrent_drafters_no_several_gpus(
@@ -211,11 +211,11 @@ def test_rounded_operands_take_room() -> None:
         ([*PAIR, "--gpu", "rtx3099"], "rtx3090"),
         ([*PAIR, "--keep-ratio", "0"], "--keep-ratio"),
         ([*PAIR, "-p", "1k,2k,3k,4k,5k,6k,7k"], "up to 6 lengths"),
-        (["plan", "--gpu", "rtx3090"], "give one model"),
+        (["plan", "--gpu", "rtx3090"], "pass one model"),
         (["plan", "--synthetic-target", "qwen9"], "unknown shape"),
-        ([*PLAN, "--precision", "fp8"], "--precision fp8: no times of it are predicted; sp plan takes bf16 or int8"),
-        ([*PLAN, "--precision", "auto"], "--precision auto: no times of it are predicted; sp plan takes bf16 or int8"),
-        ([*PLAN, "--drafter-precision", "int8"], "no times of it are predicted; sp plan takes bf16 or auto"),
+        ([*PLAN, "--precision", "fp8"], "--precision fp8: its times are not predicted; sp plan takes bf16 or int8"),
+        ([*PLAN, "--precision", "auto"], "--precision auto: its times are not predicted; sp plan takes bf16 or int8"),
+        ([*PLAN, "--drafter-precision", "int8"], "its times are not predicted; sp plan takes bf16 or auto"),
         ([*PLAN, "--precision", "int4"], "did you mean 'int8'?"),
         ([*PLAN, "--drafter-precision", "x"], "--drafter-precision is 'x'"),
         ([*PLAN, "--gpus", "3"], "1 or 2 or 4 can: --target-gpus"),

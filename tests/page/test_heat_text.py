@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from markup_read import HOSTILE, Read
 
-from sp.page.heat import BINS, MOST_RUNS, Heated, strip
+from sp.page.heat import BINS, MOST_RUNS, HeatMap, overview
 from sp.prompt import Prompt, Span, TokenisedPrompt
 
 
@@ -23,7 +23,7 @@ def split(text: str, *spans: Span, size: int = 3) -> TokenisedPrompt:
 @pytest.mark.parametrize("text", [HOSTILE * 40, "Grüße 👩‍🚀 aus 東京\n" * 300, "no line ends here " * 200, "\n" * 5000])
 def test_all_text_is_there_as_it_was(text: str) -> None:
     prompt, rng = split(text), np.random.default_rng(0)
-    heated = Heated.of(prompt, rng.random(len(prompt)) < 0.5, rng.random(len(prompt)))
+    heated = HeatMap.of(prompt, rng.random(len(prompt)) < 0.5, rng.random(len(prompt)))
     seen = Read(heated.markup())
     assert seen.text == text
     assert {name for name, _ in seen.tags} == {"div", "span", "i"}
@@ -33,13 +33,13 @@ def test_kinds_stand_in_their_classes_and_places_have_names() -> None:
     text = "aaabbbcccdddeeefffggg"
     prompt = split(text, Span("needle", 3, 9), Span("needle", 9, 12), Span("question", 15, 18))
     kept = np.array([True, True, False, True, False, True, False])
-    heated = Heated.of(prompt, kept, np.array([0, 0, 0, 0, 0, 0, 9.0]))
+    heated = HeatMap.of(prompt, kept, np.array([0, 0, 0, 0, 0, 0, 9.0]))
     pieces = re.findall(r'<span class="(\w+)"(?: id="([\w-]+)")?(?: data-left="\d+")?>(.*?)</span>', heated.markup())
     assert pieces == [
         ("kept", "", "aaa"), ("needle", "needle-1", "bbb"), ("lost", "", "ccc"), ("needle", "needle-2", "ddd"),
         ("dropped", "", "eee"), ("question", "question-1", "fff"), ("dropped", "", '<i class="h2">ggg</i>'),
     ]  # fmt: skip
-    assert [(each.name, each.start, each.end, each.kept) for each in heated.places()] == [
+    assert [(each.name, each.start, each.end, each.kept_share) for each in heated.places()] == [
         ("needle-1", 1, 3, 0.5), ("needle-2", 3, 4, 1.0), ("question-1", 5, 6, 1.0),
     ]  # fmt: skip
 
@@ -51,8 +51,8 @@ def test_many_tokens_make_a_page_that_a_browser_holds(kept: str) -> None:
     assert len(prompt) > (120_000 if kept == "chunks" else MOST_RUNS)
     chosen = np.arange(len(prompt)) // 32 % 10 == 0 if kept == "chunks" else np.arange(len(prompt)) % 2 == 0
     begun = time.perf_counter()
-    heated = Heated.of(prompt, chosen, rng.random(len(prompt)))
-    made, picture = heated.markup(), strip(heated)
+    heated = HeatMap.of(prompt, chosen, rng.random(len(prompt)))
+    made, picture = heated.markup(), overview(heated)
     assert time.perf_counter() - begun < 3
     assert Read(made).text == text
     runs = made.count("<span") + made.count("<i ")
@@ -62,8 +62,8 @@ def test_many_tokens_make_a_page_that_a_browser_holds(kept: str) -> None:
 
 
 def test_without_scores_and_selection_everything_is_kept_and_nothing_hot() -> None:
-    heated = Heated.of(split("all of this text"), None, None)
+    heated = HeatMap.of(split("all of this text"), None, None)
     assert Read(heated.markup()).text == "all of this text"
     assert "dropped" not in heated.markup()
     assert "<i" not in heated.markup()
-    assert strip(heated).count('class="share"') == 1
+    assert overview(heated).count('class="share"') == 1

@@ -10,7 +10,7 @@ import pytest
 from contrast import contrast
 from markup_read import HOSTILE, Read
 
-from sp.page.forest import Line, Scale, forest
+from sp.page.forest import ForestRow, Scale, forest
 from sp.page.markup import Cell, Html, asset, html, page, sortable, tag
 
 
@@ -25,7 +25,7 @@ def test_text_and_attributes_are_only_text() -> None:
 
 def test_tables_and_plots_escape_what_they_are_told() -> None:
     made = sortable(HOSTILE, [HOSTILE, "b"], [[Cell(HOSTILE, HOSTILE), Cell(1, 1)]])
-    made += forest(HOSTILE, Scale(HOSTILE, 0, 1), [Line(HOSTILE, "scorer", 3, 0.5, 0.1, 0.9)])
+    made += forest(HOSTILE, Scale(HOSTILE, 0, 1), [ForestRow(HOSTILE, "scorer", 3, 0.5, 0.1, 0.9)])
     assert not {name for name, _ in Read(made).tags} & {"img", "script"}
     assert Read(made).text.count(HOSTILE) == 5
 
@@ -56,9 +56,9 @@ def test_every_ink_can_be_read_on_every_paper(dark: bool) -> None:
 
 def test_a_forest_tells_one_example_and_draws_no_interval_of_it() -> None:
     lines = [
-        Line("a", "full", 20, 90.0, 70.0, 97.0),
-        Line("b", "control", 1, 0.0, 0.0, 79.0),
-        Line("c", "scorer", 0, None),
+        ForestRow("a", "full", 20, 90.0, 70.0, 97.0),
+        ForestRow("b", "control", 1, 0.0, 0.0, 79.0),
+        ForestRow("c", "scorer", 0, None),
     ]
     made = forest("Keep 0.1", Scale("right (%)", 0, 100, reference=90.0), lines)
     rows = re.findall(r"<tr class=.*?</tr>", made)

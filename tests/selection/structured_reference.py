@@ -104,7 +104,7 @@ def slow_structured(name: str, request: SelectionRequest, given: Mapping[str, An
                 held = {number[piece] for piece in together}
                 number = [min(held) if unit in held else unit for unit in number]
     alone = set(number) - {unit for piece, unit in enumerate(number) if piece not in needs.values()}
-    above = {number[piece]: number[shell] for piece, shell in needs.items() if number[piece] != number[shell]}
+    above = {number[piece]: number[wrapper] for piece, wrapper in needs.items() if number[piece] != number[wrapper]}
     whole = {unit: set[int]() for unit in number}
     for token, pieces in enumerate(touched):
         for piece in pieces:

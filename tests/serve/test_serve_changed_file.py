@@ -74,8 +74,8 @@ def test_a_server_gives_no_answer_of_other_weights(copy: Path, monkeypatch: pyte
 
 PAGES = """
 import mmap, os, sys
-from sp.commands.shell.lost_pages import lost_pages_told
-with open(sys.argv[1], "r+b") as file, lost_pages_told():
+from sp.commands.shell.lost_pages import exit_on_lost_pages
+with open(sys.argv[1], "r+b") as file, exit_on_lost_pages():
     view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     os.truncate(sys.argv[1], 0)
     print(view[100])
@@ -89,5 +89,5 @@ def test_a_page_that_is_gone_is_one_line(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", PAGES, path], capture_output=True, text=True)
     assert found.returncode == 2
     assert found.stdout == ""
-    assert found.stderr.startswith("sp: error: a model file was shortened while it was in use")
+    assert found.stderr.startswith("sp: error: a model file was truncated while in use")
     assert found.stderr.count("\n") == 1

@@ -14,7 +14,7 @@ import serving as tool
 import web
 from command_line import invoke
 
-from sp.commands.serve import talks_of
+from sp.commands.serve import conversations_of
 from sp.errors import ConfigError, DeviceError
 from sp.models import ContextParallel
 from sp.models.shards.shards import SharedModel
@@ -125,9 +125,9 @@ def test_a_grammar_that_fails_on_the_first_gpu_leaves_no_other_waiting(
 def test_requests_of_several_gpus_have_no_sessions(shared: Pipeline, pair: Pipeline, on_gpus: tool.Running) -> None:
     asked: Any = SimpleNamespace(server=ServerOptions())
     told: list[str] = []
-    assert talks_of(asked, shared, told.append) is None
-    assert told == ["no sessions: what several GPUs hold of a request goes with it, and each is read by itself"]
-    assert talks_of(SimpleNamespace(server=ServerOptions(sessions=0)), shared, told.append) is None  # type: ignore[arg-type]
+    assert conversations_of(asked, shared, told.append) is None
+    assert told == ["no sessions: they need a single GPU; every request is read from its beginning"]
+    assert conversations_of(SimpleNamespace(server=ServerOptions(sessions=0)), shared, told.append) is None  # type: ignore[arg-type]
     assert len(told) == 1
     assert not pair.on_gpus
     assert "several GPUs" in json.dumps(ask(on_gpus).json()["usage"])
@@ -138,7 +138,7 @@ def test_requests_of_several_gpus_have_no_sessions(shared: Pipeline, pair: Pipel
     [
         (["--gpus", "2", "--device", "cpu"], "--gpus needs GPUs; omit it with --device cpu"),
         (["--target-gpus", "2", "--device", "cpu"], "--target-gpus needs GPUs; omit it with --device cpu"),
-        (["--gpus", "2", "--replicas", "2"], "--gpus is for one server; leave it and --target-gpus away"),
+        (["--gpus", "2", "--replicas", "2"], "a replica runs on one GPU; omit --gpus and --target-gpus"),
         (["--gpus", "2", "--device", "cpu", "--vram", "20g"], "--vram limits the memory of a single GPU; omit it"),
     ],
 )  # fmt: skip

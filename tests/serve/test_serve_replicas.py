@@ -31,13 +31,13 @@ from sp.session.options import ModelOptions, PlaceOptions
 
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
-from sp.commands.serve import Asked, open_door, open_service
+from sp.commands.serve import ServiceOptions, open_door, open_service
 from sp.serve import replica
 from sp.serve.door import Passing
 from sp.serve.options import ServerOptions
 from sp.serve.replica import deployed
 
-ASKED = Asked(
+ASKED = ServiceOptions(
     ModelOptions(), None, PlaceOptions(device="cpu"), tool.OPTIONS, Thinking(), ConversationOptions(),
     ServerOptions(max_tokens=64, session_memory=Size(1 << 30), queue=16, max_body=1),
 )  # fmt: skip
@@ -275,4 +275,7 @@ def test_an_address_needs_replicas(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "sp: error: --address is for a cluster; add --replicas 2 or more\n"
+    assert (
+        capsys.readouterr().err
+        == "sp: error: --address needs several replicas; add --replicas 2 or more, or omit --address\n"
+    )

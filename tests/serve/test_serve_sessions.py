@@ -306,7 +306,10 @@ def test_sessions_go_on_after_a_restart_and_are_told(pair: Pipeline, tmp_path: P
 @pytest.mark.parametrize("more", [["--replicas", "2"], ["--sessions", "0"], ["--gpus", "2"]])
 def test_a_folder_of_sessions_is_for_one_server_with_sessions(more: list[str], tmp_path: Path) -> None:
     result = invoke(["serve", "--session-dir", str(tmp_path / "x"), *more])
-    assert str(result.exception) == "--session-dir is for one server with sessions, on one GPU; leave it away"
+    assert (
+        str(result.exception)
+        == "--session-dir needs one server on one GPU with --sessions of at least 1; omit --session-dir"
+    )
     assert not (tmp_path / "x").exists()
 
 

@@ -68,9 +68,9 @@ sys.path.insert(0, sys.argv[1])
 import dry_device, dry_memory
 dry_device.install()
 from sp import cli
-from sp.commands import asked
+from sp.commands import common
 from sp.session import embedded
-asked.compile_kernels = lambda: None
+common.compile_kernels = lambda: None
 dry_memory.most_pinned.append(1 << 20)
 given = "--device", "cuda", "--prompt-file", sys.argv[4], "--question", "What?"
 pair = "--target", sys.argv[2], "--drafter", str(embedded("drafter"))

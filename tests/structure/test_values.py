@@ -42,10 +42,10 @@ def slow_values(text: str) -> Iterator[tuple[int, int]]:
 def loaded(text: bytes, value: JsonValue) -> object:
     """A value put together from the places of its members."""
     if not value.container:
-        return json.loads(text[value.at : value.end])
-    if text[value.at : value.at + 1] == b"[":
+        return json.loads(text[value.value_start : value.end])
+    if text[value.value_start : value.value_start + 1] == b"[":
         return [loaded(text, member) for member in value.members]
-    keys = [json.loads(text[m.start : m.at].rstrip().removesuffix(b":")) for m in value.members]
+    keys = [json.loads(text[m.start : m.value_start].rstrip().removesuffix(b":")) for m in value.members]
     return dict(zip(keys, (loaded(text, member) for member in value.members), strict=True))
 
 

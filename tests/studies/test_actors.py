@@ -88,7 +88,7 @@ def test_actors_find_what_this_process_finds_and_do_nothing_twice(
         shown = capsys.readouterr()
         summary = json.loads(shown.out)
         assert (summary["runs"], summary["already_done"], summary["failed"]) == (6, done, [])
-        assert ("6 of 6 runs are left; about" in shown.err and "on 2 actors" in shown.err) == (not done)
+        assert ("6 of 6 runs remain; about" in shown.err and "on 2 actors" in shown.err) == (not done)
     assert rows(tmp_path / "ray") == rows(tmp_path / "local")
     lines = (tmp_path / "ray" / "rows.jsonl").read_text().splitlines()
     assert sum(json.loads(line)["kind"] == "run" for line in lines) == 6
@@ -180,8 +180,8 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
     [
         (["--actors", "2"], "--actors is for a cluster; add --executor ray"),
         (["--address", "a:1"], "--address is for a cluster; add --executor ray"),
-        (["--executor", "ray", "--address", "here"], "at HOST:PORT of its head, e.g. 10.0.0.1:6379, not at 'here'"),
-        (["--executor", "ray", "--address", "127.0.0.1:1"], "no cluster of Ray at 127.0.0.1:1: Connection refused"),
+        (["--executor", "ray", "--address", "here"], "HOST:PORT of its head, e.g. 10.0.0.1:6379, not 'here'"),
+        (["--executor", "ray", "--address", "127.0.0.1:1"], "no Ray cluster at 127.0.0.1:1: Connection refused"),
     ],
 )
 def test_wrong_clusters_are_one_line_and_status_2(

@@ -123,7 +123,7 @@ def test_a_failed_run_is_told_and_tried_again(
     monkeypatch.setattr("sp.studies.sweep.conduct.RunWorker", Stub)
     assert call(monkeypatch, "sweep", sweep_file) == 1
     shown = capsys.readouterr()
-    assert "2 runs done, 0 were done before" in shown.out
+    assert "2 runs done now, 0 before" in shown.out
     assert "sp: failed: " in shown.err
     assert "300/2: the needle broke" in shown.err
     plan = make_plan(load_sweep(sweep_file))
@@ -133,7 +133,7 @@ def test_a_failed_run_is_told_and_tried_again(
     assert estimate.source == "2 earlier runs on this machine"
     assert estimate.seconds(plan.remaining[0].work) == pytest.approx(2.0, rel=0.01)
     assert call(monkeypatch, "sweep", sweep_file, "--dry-run") == 0
-    assert "1 of 3 runs are left; about 2 s, by 2 earlier runs" in capsys.readouterr().out
+    assert "1 of 3 runs remain; about 2 s, by 2 earlier runs" in capsys.readouterr().out
     assert [outcome.error for _, outcome in carry_out(plan)] == [None]
     assert seen == [0, 2, 4, 2]
 

@@ -100,7 +100,7 @@ def test_two_workers_do_a_sweep_once(
         shown = capsys.readouterr()
         summary = json.loads(shown.out)
         done.append((summary["already_done"], summary["failed"]))
-        told = "3 of 3 runs are left; about" in shown.err and "on 2 devices, guessed from" in shown.err
+        told = "3 of 3 runs remain; about" in shown.err and "on 2 devices, a guess from" in shown.err
         assert told == (len(done) == 1)
     assert done == [(0, []), (3, [])]
     results = read_results([tmp_path / "out" / "rows.jsonl"])

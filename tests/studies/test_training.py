@@ -113,7 +113,7 @@ def test_a_plan_is_what_the_file_says(tmp_path: Path) -> None:
         ("kind: probe\ntasks: [{suite: rulre}]", "unknown suite 'rulre'; did you mean 'ruler'"),
         (
             "kind: !!python/object/apply:os.system [ls]\ntasks: [needle]",
-            "!!python/object/apply:.* is not for such files",
+            "!!python/object/apply:.* is not supported",
         ),
         ("kind: [probe", "not YAML"),
     ],
@@ -223,8 +223,8 @@ def test_the_command_writes_a_file_that_a_scorer_opens(
     [
         (["data.yaml"], "nothing would be written"),
         (["missing.yaml", "-o", "x"], "cannot read missing.yaml"),
-        (["data.yaml", "-o", "no/such/x"], "there is no folder"),
-        (["data.yaml", "-o", "."], "folder itself"),
+        (["data.yaml", "-o", "no/such/x"], "does not exist; create it"),
+        (["data.yaml", "-o", "."], "is a folder; pass a file"),
         (["data.yaml", "--leave-one-out", "/dev/null/x"], "cannot write below"),
         (["one.yaml", "--leave-one-out", "x"], "is the only task"),
         (["short.yaml", "-o", "x", "--device", "cpu"], "needle at 20 tokens: the needle"),

@@ -102,7 +102,7 @@ def test_the_command_resumes(
     common = ["discriminates", *models, "-t", "needle[value=word]", "-p", 300, "--keep-ratio", 0.3, "--out", out]
     assert call(monkeypatch, *common, "-n", 1, "--json") == 0
     first = capsys.readouterr()
-    assert "1 of 1 runs are left; about" in first.err
+    assert "1 of 1 runs remain; about" in first.err
     [found] = json.loads(first.out)["results"]
     assert (found["task"], found["tokens"], found["n"]) == ("needle value=word", 300, 1)
     assert [found[bar.scorer]["n"] for bar in bars(0.3)] == [1] * 5
@@ -125,21 +125,21 @@ def test_the_command_resumes(
     ("arguments", "message"),
     [
         (["discriminates", "-t", "nedle"], "did you mean 'needle'"),
-        (["discriminates", "-t", "needle", "--keep-ratio", "0.1,0.2"], "--keep-ratio takes one share here"),
+        (["discriminates", "-t", "needle", "--keep-ratio", "0.1,0.2"], "--keep-ratio takes one share, e.g."),
         (["discriminates", "-t", "needle", "--selector", "top_chunks,sentence"], "--selector takes one selector"),
         (
             ["discriminates", "--selector", "top_chunks[sink=4,tail=0]"],
-            "NAME=VALUE with spaces between them, not 'sink=4,",
+            "NAME=VALUE, separated by spaces, not 'sink=4,",
         ),
         (["discriminates", "-t", "needle", "--device", "gpu"], "--device is 'gpu'"),
         (["discriminates", "-t", "needle", "--devices", "x"], "--devices takes numbers of GPUs"),
         (["discriminates", "-t", "needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
         (["discriminates", "-t", "needle", "-p", "9999999"], "do not fit"),
         (["board", "/nowhere/rows.jsonl", "-o", "x.md"], "/nowhere/rows.jsonl is not a file or folder"),
-        (["board", "README.md"], "name a page to write"),
+        (["board", "README.md"], "nothing would be written"),
         (["board", "README.md", "-o", "/dev/null/x.md"], "cannot write below /dev/null"),
         (["board", "README.md", "-o", "sp"], "sp is a folder; give --out the name of a file"),
-        (["tasks"], "name tasks in --tasks"),
+        (["tasks"], "no task is named"),
         (["tasks", "-t", "nedle"], "did you mean 'needle'"),
         (["tasks", "-t", "needle[dept=0.5]"], "did you mean 'depth'"),
     ],
@@ -159,8 +159,8 @@ def test_bad_input_is_one_line(
 @pytest.mark.parametrize(
     ("against", "told"),
     [
-        ("lookahead", "--against: no row of scorer lookahead in these records; they have tail"),
-        ("tail,random", "--against takes one scorer here, not 'tail,random'"),
+        ("lookahead", "--against: these records have no row of scorer lookahead, only of tail"),
+        ("tail,random", "--against takes one scorer, not 'tail,random'"),
     ],
 )
 def test_what_cannot_be_held_against_is_told(
@@ -179,7 +179,7 @@ def test_an_interrupt_says_what_stands(monkeypatch: pytest.MonkeyPatch, capsys, 
 
     from rich.console import Console
 
-    from sp.commands.sweep import carry_on
+    from sp.commands.sweep import do_runs
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -187,7 +187,7 @@ def test_an_interrupt_says_what_stands(monkeypatch: pytest.MonkeyPatch, capsys, 
     monkeypatch.setattr("sp.studies.sweep.conduct.carry_out", stop)
     plan = SimpleNamespace(remaining=[], sweep=SimpleNamespace(name="s"), path=Path("out/rows.jsonl"))
     with pytest.raises(KeyboardInterrupt):
-        carry_on(plan, None, Console(stderr=True), lasting=lasting)  # type: ignore[arg-type]
-    told = capsys.readouterr().err
-    assert ("out/rows.jsonl; the same command does what is left" in told) == lasting
-    assert ("--out FILE keeps them" in told) != lasting
+        do_runs(plan, None, Console(stderr=True), lasting=lasting)  # type: ignore[arg-type]
+    error = capsys.readouterr().err
+    assert ("out/rows.jsonl; the same command resumes" in error) == lasting
+    assert ("pass --out FILE to save runs" in error) != lasting

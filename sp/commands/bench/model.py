@@ -1,4 +1,4 @@
-"""sp bench model and drafter: prefill and decode of one model, and how a drafter reads."""
+"""`sp bench model`: prefill and decoding of one model; `sp bench drafter`: scoring; `sp bench roofline`: a plot."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from sp.commands.asked import BF16, FileType, KernelPath, OnDevice, Prompts, Results, ShapeName, kernels_of
-from sp.commands.bench.ttft import SparseWays
-from sp.commands.shell.line import arg, opt
+from sp.commands.bench.ttft import SparseRules
+from sp.commands.common import BF16, FileType, KernelPath, OnDevice, OutputOptions, Prompts, ShapeName, kernels_of
+from sp.commands.shell.parser import arg, opt
 from sp.commands.shell.terminal import AsJson, Column, cells_of, print_json, progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError
@@ -23,34 +23,36 @@ from sp.session.options import PrecisionName
 
 
 def bench_model(
-    results: Results,
+    results: OutputOptions,
     file: Annotated[Path | None, arg("A GGUF file; or use --synthetic.")] = None,
     synthetic: Annotated[
-        ShapeName | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3.6-27b.")
+        ShapeName | None, opt(help="Shape of random weights in place of a file, e.g. qwen3.6-27b.")
     ] = None,
     type_: Annotated[
         FileType | None,
-        opt("--type", help="File type of the random weights; the shape's own if left out, q4_k_m of most."),
+        opt("--type", help="File type of the random weights; the shape's own if omitted, mostly q4_k_m."),
     ] = None,
     prompts: Annotated[tuple[Tokens, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")] = (512,),
     new: Annotated[tuple[Tokens, ...], opt("-n", "--new", help="Decoded tokens, comma-separated; 0 for none.")] = (64,),
     depth: Annotated[tuple[Tokens, ...], opt("-d", "--depth", help="Tokens read before decoding, comma-separated.")] = (
         0,
     ),
-    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test.")] = 5,
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples per test.")] = 5,
     device: OnDevice = "auto",
     path: KernelPath = "auto",
     precision: Annotated[PrecisionName, opt(help="Matmul precision of prefill: bf16, int8, fp8 or auto.")] = "bf16",
-    kv: Annotated[KVType, opt(help="Cached keys and values: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = USUAL,
-    rotate: Annotated[bool | None, opt(help="Hadamard-rotate them; where they are quantised if left out.")] = None,
-    chunk: Annotated[Tokens | None, opt(least=1, help="Tokens that go through a layer together.")] = None,
+    kv: Annotated[KVType, opt(help="Format of the KV cache: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = USUAL,
+    rotate: Annotated[
+        bool | None, opt(help="Hadamard-rotate keys and values; if omitted, when the cache is quantised.")
+    ] = None,
+    chunk: Annotated[Tokens | None, opt(least=1, help="Tokens per prefill chunk.")] = None,
     sparse: Annotated[
-        Sparse, opt(help="Which key blocks attention reads in a prefill, such as density:0.05; off for all.")
+        Sparse, opt(help="Rule for the key blocks that prefill attention reads, e.g. density:0.05; off for all.")
     ] = Sparse("off"),  # noqa: B008
-    gpus: Annotated[int, opt(least=1, help="GPUs that share the model, from the first on.")] = 1,
-    kernels: Annotated[bool, opt(help="Also list the kernels a test spends its time in.")] = False,
+    gpus: Annotated[int, opt(least=1, help="Number of GPUs that share the model, from the first on.")] = 1,
+    kernels: Annotated[bool, opt(help="Also list the kernels of each test by time.")] = False,
 ) -> None:
-    """Time prefill and decoding of a model with random tokens, after a warm-up.
+    """Time prefill and decoding of a model on random tokens, after a warm-up.
 
     Examples
     --------
@@ -70,45 +72,45 @@ def bench_model(
     from sp.parallel.nccl import group_of
 
     if (file is None) == (synthetic is None):
-        raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
+        raise ConfigError("pass either a GGUF file, or --synthetic with the name of a shape")
     tests = [Trial(n, sparse=sparse) for n in prompts if n] + [Trial(d, n) for d in depth for n in new if n]
     if not tests:
-        raise ConfigError("nothing to time; give a prompt length with -p or tokens to decode with -n")
+        raise ConfigError("nothing to time; pass prompt lengths with -p or numbers of decoded tokens with -n")
     type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
-    where, asked = pick_device(device), read_precision(precision, "--precision")
+    where, matmul_precision = pick_device(device), read_precision(precision, "--precision")
     if kernels and gpus > 1:
-        raise ConfigError("--kernels is for one GPU; leave --gpus away")
+        raise ConfigError("--kernels needs a single GPU; omit --gpus")
     group = group_of(gpus, where)
     with kernels_of(path, where)[1]:
-        opened, name, load = open_model(file, synthetic, type_, where, asked, group)
+        opened, name, load = open_model(file, synthetic, type_, where, matmul_precision, group)
     model, together = (opened, None) if group is None else (opened.models[0], opened.run)
     config = opened.config
     facts = model_facts(name, config, type_ if file is None else file_type_name(GGUFFile.open(file)))
     on_gpu = where == "cuda"
-    taken, on_path = kernels_of(path, where)
+    kernel_path, on_path = kernels_of(path, where)
 
-    def keep(**entry: Any) -> None:
-        """Write a result down at once: a later test may fail."""
+    def append(**entry: Any) -> None:
+        """Append a record at once, as a later test may fail."""
         if on_gpu and results.record is not None:
-            results.keep(make_record(**entry))
+            results.append_record(make_record(**entry))
 
     if load is not None and group is None:
         first = {"model": name, "file_bytes": load[1], "mode": "first"}
-        keep(bench="load", config=first, metrics={"seconds": load[0]}, samples=[load[0]])
+        append(bench="load", config=first, metrics={"seconds": load[0]}, samples=[load[0]])
     timings = []
     with on_path:
-        how: dict[str, Any] = {"kv": kv, "rotate": rotate, "chunk": chunk, "together": together}
+        options: dict[str, Any] = {"kv": kv, "rotate": rotate, "chunk": chunk, "together": together}
         with progress_bar("measuring", repeats * len(tests)) as advance:
-            for timing in run_tests(model, tests, repeats, progress=lambda _: advance(1), **how):
+            for timing in run_tests(model, tests, repeats, progress=lambda _: advance(1), **options):
                 timings.append(timing)
                 if timing.refused is not None:
                     print(f"sp: {timing.test.name}: not in a CUDA graph: {timing.refused}", file=sys.stderr)
-                keep(**describe(timing, facts, taken, cache_name(kv, rotate), model.arithmetic))
+                append(**describe(timing, facts, kernel_path, cache_name(kv, rotate), model.arithmetic))
         profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
-    rows = [_row(timing, name, model, kv, taken) for timing in timings]
+    rows = [_row(timing, name, model, kv, kernel_path) for timing in timings]
     loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
-    tables = {test: [vars(item) for item in found] for test, found in profiles}
-    if results.plain(rows, [timing.rates for timing in timings], **loading, kernels=tables):
+    tables = {test: [vars(item) for item in profile] for test, profile in profiles}
+    if results.print_plain(rows, [timing.rates for timing in timings], **loading, kernels=tables):
         return
     print_rows(rows, results)
     if results.output == "table" and load is not None:
@@ -116,20 +118,20 @@ def bench_model(
     for timing in timings:
         if timing.imbalance is not None and results.output == "table":
             print(f"{timing.test.name}: the most loaded expert has {timing.imbalance:.2f} times the mean load")
-    for test, found in profiles:
-        print_kernels(test, found, results)
+    for test, profile in profiles:
+        print_kernels(test, profile, results)
 
 
 def roofline(
-    results: Annotated[Path, arg("Folder of one GPU, e.g. results/nvidia-h200.")],
+    results: Annotated[Path, arg("Folder with the records of one GPU, e.g. results/nvidia-h200.")],
     out: Annotated[
-        Path | None, opt("-o", "--out", help="Folder of the pictures; that of the records if left out.")
+        Path | None, opt("-o", "--out", help="Folder for the pictures; that of the records if omitted.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the recorded kernels under the limits of their GPU: arithmetic rate over arithmetic intensity.
+    """Draw a roofline plot of recorded kernels: arithmetic rate over arithmetic intensity, with the GPU's limits.
 
-    Writes roofline.png with all of them and roofline-FAMILY.png for each family.
+    Writes roofline.png with all kernels and roofline-FAMILY.png for each family.
 
     Examples
     --------
@@ -137,18 +139,18 @@ def roofline(
     """
     from sp.studies.plots.roofline import draw, draw_families, points
 
-    found, folder = points(results), out or results
+    kernels, folder = points(results), out or results
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = [draw(found, folder / "roofline.png"), *draw_families(found, folder)]
+    pictures = [draw(kernels, folder / "roofline.png"), *draw_families(kernels, folder)]
     if as_json:
-        print_json({"pictures": [str(picture) for picture in pictures], "points": [vars(point) for point in found]})
+        print_json({"pictures": [str(picture) for picture in pictures], "points": [vars(point) for point in kernels]})
         return
     for picture in pictures:
         print(picture)
 
 
 def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, Any]:
-    """One line of the report."""
+    """Return one row of the table."""
     from sp.bench.record import running
 
     metrics = timing.metrics()
@@ -170,8 +172,10 @@ def _row(timing: Any, name: str, model: Any, kv: str, path: str) -> dict[str, An
 def open_model(
     file: Path | None, shape: str | None, file_type: str | None, device: Any, precision: str, group: Any = None
 ) -> tuple[Any, str, tuple[float, int] | None]:
-    """The model, or its shares on the GPUs of a group, its name in the results, and seconds and bytes of loading. The
-    last is None for random weights."""
+    """Open a model, or its tensor-parallel shards on the GPUs of a group.
+
+    Returns the model, its name in results, and seconds and bytes of loading, which are None for random weights.
+    """
     from sp.gguf import GGUFFile
     from sp.models import load_model
     from sp.models.shards.load_shards import load_shards
@@ -180,7 +184,7 @@ def open_model(
     if shape is not None:
         assert file_type is not None
         if device == "cpu":
-            raise ConfigError("--synthetic makes its weights on the GPU; for the CPU write a file with sp synth first")
+            raise ConfigError("--synthetic needs a GPU; on the CPU write a file with sp synth, and pass the file")
         random = (
             random_shards(shape, file_type, group, precision)
             if group
@@ -191,13 +195,13 @@ def open_model(
     start = time.perf_counter()
     opened = GGUFFile.open(file)
     with progress_bar("loading", opened.nbytes) as progress:
-        how: dict[str, Any] = {"device": device, "progress": progress, "precision": precision}
-        model: Any = load_shards(opened, group, **how) if group else load_model(opened, **how)
+        options: dict[str, Any] = {"device": device, "progress": progress, "precision": precision}
+        model: Any = load_shards(opened, group, **options) if group else load_model(opened, **options)
     return model, name_of(opened), (time.perf_counter() - start, opened.nbytes)
 
 
 def name_of(file: Any) -> str:
-    """What an open file is called in results."""
+    """Return the name of an open file in results."""
     from sp import values
     from sp.errors import plain
 
@@ -206,8 +210,7 @@ def name_of(file: Any) -> str:
 
 
 def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | None) -> Any:
-    """Kernels of one run of a test: of its prefill, or of one decoded token."""
-
+    """Time the kernels of a test's prefill, or of one decoded token."""
     from sp.bench.model import run_prefill
     from sp.bench.timing import kernel_times
     from sp.models import decode_step, prefill
@@ -217,12 +220,12 @@ def _kernels(model: Any, test: Any, kv: str, rotate: bool | None, chunk: int | N
     if not test.new:
         return kernel_times(lambda: run_prefill(model, ids, cache, chunk, test.sparse))
     prefill(model, ids, np.arange(len(ids)), cache, chunk=chunk)
-    decode_step(model, 0, len(ids), cache)
+    decode_step(model, 0, len(ids), cache)  # compiles and warms up; the next step is timed
     return kernel_times(lambda: decode_step(model, 0, len(ids) + 1, cache), hold_ms=60.0)
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], results: Results) -> None:
-    """Tests of `sp bench model`, one a row."""
+def print_rows(rows: Sequence[Mapping[str, Any]], results: OutputOptions) -> None:
+    """Print the tests of `sp bench model`, one per row."""
     columns: list[Column] = [
         ("model", lambda row: row["model"] + (f" on {row['cards']} GPUs" if row["cards"] > 1 else "")),
         ("weights", "{weights_gb:.2f} GB"),
@@ -231,44 +234,44 @@ def print_rows(rows: Sequence[Mapping[str, Any]], results: Results) -> None:
         ("median", "{median:.2f}"),
         ("peak memory", lambda row: f"{row['peak_gb']:.2f} GB" if row["peak_gb"] else ""),
     ]
-    results.table(*cells_of(rows, columns), 6, ("model", "test", "tok/s", "median", "peak memory"))
+    results.print_table(*cells_of(rows, columns), 6, ("model", "test", "tok/s", "median", "peak memory"))
 
 
-def print_kernels(test: str, found: Any, results: Results) -> None:
-    """Kernels of a test, and what they take of its time."""
-    total = sum(item.ms for item in found)
+def print_kernels(test: str, profile: Any, results: OutputOptions) -> None:
+    """Print the kernels of a test with their times and shares."""
+    total = sum(item.ms for item in profile)
     print(f"{test}: {total:.3f} ms")
-    cells = [[x.entry, x.variant, str(x.launches), f"{x.ms:.3f}", f"{x.ms / total:.1%}"] for x in found]
-    results.table(["kernel", "variant and grid", "launches", "ms", "share"], cells, 2)
+    cells = [[x.entry, x.variant, str(x.launches), f"{x.ms:.3f}", f"{x.ms / total:.1%}"] for x in profile]
+    results.print_table(["kernel", "variant and grid", "launches", "ms", "share"], cells, 2)
 
 
 DRAFTER_MAIN = ("model", "tokens", "attention", "density", "score (s)", "limit (s)")
 
 
 def bench_drafter(
-    results: Results,
+    results: OutputOptions,
     file: Annotated[
-        Path | None, opt("-m", "--model", help="A GGUF file; the embedded drafter if nothing is named.")
+        Path | None, opt("-m", "--model", help="GGUF file; the embedded drafter if omitted, without --synthetic.")
     ] = None,
     synthetic: Annotated[
-        ShapeName | None, opt(help="Random weights in a named shape instead of a file, e.g. qwen3-0.6b.")
+        ShapeName | None, opt(help="Shape of random weights in place of a file, e.g. qwen3-0.6b.")
     ] = None,
     type_: Annotated[FileType, opt("--type", help="File type of the random weights.")] = BF16,
     prompts: Prompts = (8192,),
-    sparse: SparseWays = (),
-    layers: Annotated[int | None, opt(least=1, help="Run only so many layers.")] = None,
+    sparse: SparseRules = (),
+    layers: Annotated[int | None, opt(least=1, help="Run only the first layers, this many.")] = None,
     gpus: Annotated[
-        int, opt(least=1, help="GPUs on which the drafter reads a prompt together, from the first on.")
+        int, opt(least=1, help="Number of GPUs that divide each prompt (context parallelism), from the first on.")
     ] = 1,
-    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples a test; of short ones more.")] = 5,
+    repeats: Annotated[int, opt("-r", "--repeats", least=1, help="Samples per test; more for short tests.")] = 5,
     device: OnDevice = "auto",
     path: KernelPath = "auto",
     precision: Annotated[PrecisionName, opt(help="Matmul precision of prefill: bf16, int8, fp8 or auto.")] = "bf16",
 ) -> None:
-    """Time the tail scorer: seconds from ids to scores, stages, density, memory, and the limit.
+    """Time the scorer tail: seconds from token ids to scores, stages, density, memory, and the hardware limit.
 
-    A model from a file reads the embedded document over and over, so that densities are those of text. Random weights
-    attend to everything alike, so synthetic drafters read random tokens and are timed at a set density.
+    A model from a file reads copies of the embedded document, so that densities are those of text. Random weights
+    attend to all tokens equally, so synthetic drafters read random tokens and need a fixed density.
 
     Examples
     --------
@@ -289,31 +292,34 @@ def bench_drafter(
     from sp.studies.sample import sample
 
     if file is not None and synthetic is not None:
-        raise ConfigError("give either a GGUF file or --synthetic with the name of a shape")
+        raise ConfigError("pass either a GGUF file, or --synthetic with the name of a shape")
     common = {} if layers is None else {"depth": layers}
-    drafts = [ScoringTrial(n, {"sparse": how, **common}) for n in prompts for how in sparse or ("off",)]
-    where, asked = pick_device(device), read_precision(precision, "--precision")
-    named = file or (embedded("drafter") if synthetic is None else None)
+    drafts = [ScoringTrial(n, {"sparse": rule, **common}) for n in prompts for rule in sparse or ("off",)]
+    where, matmul_precision = pick_device(device), read_precision(precision, "--precision")
+    path_to_model = file or (embedded("drafter") if synthetic is None else None)
     group = group_of(gpus, where)
     with kernels_of(path, where)[1]:
-        model, name, _ = open_model(named, synthetic, type_, where, asked)
-        spread = None
+        model, name, _ = open_model(path_to_model, synthetic, type_, where, matmul_precision)
+        parallel = None
         if group is not None:
-            others = copies(group, lambda: open_model(named, synthetic, type_, where, asked)[0])
-            spread = ContextParallel(group, [model, *others])
-    text = None if named is None else np.asarray(Tokenizer.from_gguf(GGUFFile.open(named)).encode(sample()[0]).ids)
-    for one in [model] if spread is None else spread.models:
-        one.arithmetic = scoring(one.arithmetic, where, one.config.head_dim)
-        one.config = replace(one.config, context=max(one.config.context, LONGEST_DRAFT))
-    timings, (taken, kernels) = [], kernels_of(path, where)
+            others = copies(group, lambda: open_model(path_to_model, synthetic, type_, where, matmul_precision)[0])
+            parallel = ContextParallel(group, [model, *others])
+    text = None
+    if path_to_model is not None:
+        text = np.asarray(Tokenizer.from_gguf(GGUFFile.open(path_to_model)).encode(sample()[0]).ids)
+    for drafter in [model] if parallel is None else parallel.models:
+        drafter.arithmetic = scoring(drafter.arithmetic, where, drafter.config.head_dim)
+        # Drafters of a pair may read beyond their context, by extrapolation; the benchmark does as well.
+        drafter.config = replace(drafter.config, context=max(drafter.config.context, LONGEST_DRAFT))
+    timings, (kernel_path, kernels) = [], kernels_of(path, where)
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
-        for timing in run_scoring(model, drafts, repeats, lambda: advance(1), text, spread):
+        for timing in run_scoring(model, drafts, repeats, lambda: advance(1), text, parallel):
             timings.append(timing)
             if where == "cuda" and results.record is not None:
                 tokens = "random" if text is None else "text"
-                results.keep(make_record(**describe(timing, name, taken, tokens, model.arithmetic)))
-    rows = [_drafter_row(timing, name, taken) for timing in timings]
-    if not results.plain(rows, [timing.seconds for timing in timings]):
+                results.append_record(make_record(**describe(timing, name, kernel_path, tokens, model.arithmetic)))
+    rows = [_drafter_row(timing, name, kernel_path) for timing in timings]
+    if not results.print_plain(rows, [timing.seconds for timing in timings]):
         print_drafter_rows(rows, results)
 
 
@@ -331,8 +337,8 @@ def _drafter_row(timing: Any, name: str, path: str) -> dict[str, Any]:
     }
 
 
-def print_drafter_rows(rows: list[dict[str, Any]], results: Results) -> None:
-    """Readings, one a row; rates of a GPU have their stages besides."""
+def print_drafter_rows(rows: list[dict[str, Any]], results: OutputOptions) -> None:
+    """Print the tests of `sp bench drafter`, one per row; on a GPU with the times of stages."""
     stages = [key for key in rows[0] if key.endswith("_ms")]
     columns: list[Column] = [
         *((name, f"{{{key}}}") for name, key in (("model", "model"), ("path", "path"), ("tokens", "prompt_tokens"))),
@@ -344,4 +350,4 @@ def print_drafter_rows(rows: list[dict[str, Any]], results: Results) -> None:
         ("of it weights", lambda row: f"{row['weight_bytes'] / 1e9:.2f} GB" if row["weight_bytes"] else ""),
         *((f"{key.removesuffix('_ms').replace('_', '+')} (ms)", f"{{{key}:.1f}}") for key in stages),
     ]
-    results.table(*cells_of(rows, columns), 2, DRAFTER_MAIN)
+    results.print_table(*cells_of(rows, columns), 2, DRAFTER_MAIN)

@@ -1,4 +1,4 @@
-"""sp eval with tasks that make prompts, and which of them tell methods apart."""
+"""`sp eval` of tasks that generate prompts, and whether these tasks discriminate between methods."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from sp.chat import Thinking
-from sp.commands.asked import Devices, OnDevice, read_shares
+from sp.commands.common import Devices, OnDevice, read_shares
 from sp.commands.eval.run import (
     PERPLEXITY,
     Amount,
-    Asked,
+    EvalOptions,
     Lengths,
     check_writable,
     gather,
@@ -29,9 +29,9 @@ from sp.commands.eval.run import (
     trained_for,
     write_page,
 )
-from sp.commands.shell.line import Part, opt
+from sp.commands.shell.parser import Adjusted, opt
 from sp.commands.shell.terminal import AsJson, print_json, print_table, read_text
-from sp.commands.sweep import carry_on, expected
+from sp.commands.sweep import do_runs, expected_time
 from sp.config import Tokens, summary_of
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 
 def tasks(
-    asked: Annotated[Asked, Part(keep_ratio="0.05,0.1")],
+    evaluation: Annotated[EvalOptions, Adjusted(keep_ratio="0.05,0.1")],
     names: Annotated[
         str, opt("-t", "--tasks", help="Tasks, comma-separated; options as in 'needle[depth=0.5],vt'.")
     ] = "",
     lengths: Lengths = (8192,),
     n: Amount = 4,
-    listed: Annotated[bool, opt("--list", help="List the tasks there are, and run none.")] = False,
+    list_tasks: Annotated[bool, opt("--list", help="List all tasks, and run none.")] = False,
 ) -> None:
-    """Run any tasks by name, every strategy beside the full prefill and the controls.
+    """Evaluate strategies on tasks by name, next to full prefill and controls.
 
-    In an option of a scorer, {task} stands for the name of each task.
+    In an option of a scorer, {task} is replaced by the name of each task.
 
     Examples
     --------
@@ -64,31 +64,33 @@ def tasks(
     from sp.evals import TASKS
     from sp.evals.run import label
 
-    if listed:
-        show_list(asked.as_json, asked.wide)
+    if list_tasks:
+        show_list(evaluation.as_json, evaluation.wide)
         return
     if not names:
-        raise ConfigError("name tasks in --tasks, such as -t needle,vt; sp eval tasks --list shows all")
-    chosen = read_strategies(names, TASKS, "--tasks", {"seed": asked.seed})
-    run_tasks(chosen, lengths, n, asked, name=lambda task: label(TASKS, task))
+        raise ConfigError("no task is named; pass some, such as -t needle,vt (sp eval tasks --list shows all)")
+    chosen = read_strategies(names, TASKS, "--tasks", {"seed": evaluation.seed})
+    run_tasks(chosen, lengths, n, evaluation, name=lambda task: label(TASKS, task))
 
 
 def needle(
-    asked: Annotated[Asked, Part(keep_ratio="0.05,0.1")],
+    evaluation: Annotated[EvalOptions, Adjusted(keep_ratio="0.05,0.1")],
     lengths: Lengths = (2048, 4096),
-    depths: Annotated[str, opt(help="Depths, such as 0,0.5,1 or 0..1/11; random if left out.")] = "",
+    depths: Annotated[str, opt(help="Depths of the needle, e.g. 0,0.5,1 or 0..1/11; random if omitted.")] = "",
     n: Amount = 4,
-    mode: Annotated[str, opt(help="single, multikey, multivalue, multiquery; comma-separated.")] = "single",
+    mode: Annotated[
+        str, opt(help="Kinds of needles: single, multikey, multivalue, multiquery; comma-separated.")
+    ] = "single",
     filler: Annotated[str, opt(help="Haystack: grammar, noise, sample or needles.")] = "grammar",
-    value: Annotated[str, opt(help="Values: number, word or uuid.")] = "number",
-    phrasing: Annotated[str, opt(help="any, or ruler.")] = "any",
+    value: Annotated[str, opt(help="Values of the needles: number, word or uuid.")] = "number",
+    phrasing: Annotated[str, opt(help="Wording of needles and questions: any, or ruler.")] = "any",
     no_shared_ngrams: Annotated[
-        int, opt(least=0, help="Forbid runs of so many words in both question and needle, the key aside.")
+        int, opt(least=0, help="Forbid common runs of this many words in question and needle, without the key.")
     ] = 0,
 ) -> None:
-    """Hide facts in a long text and ask for them: lengths x depths, by strategy.
+    """Hide facts in a long text and ask for them, at several lengths and depths.
 
-    Models do not think before they answer, unless --thinking says so, which makes answers 1,024 tokens longer.
+    Models do not think before they answer unless --thinking is on, which allows 1,024 more tokens per answer.
 
     Examples
     --------
@@ -99,28 +101,30 @@ def needle(
     """
     from sp.evals import TASKS
 
-    places: list[float | None] = [*read_shares(depths, "--depths")] if depths else [None]
+    needle_depths: list[float | None] = [*read_shares(depths, "--depths")] if depths else [None]
     common = {"filler": filler, "value": value, "phrasing": phrasing, "no_shared_ngrams": no_shared_ngrams}
     modes = {name.removeprefix("needle_"): name for name in TASKS if name.startswith("needle_")} | {"single": "needle"}
     tasks = []
     for name in mode.split(","):
         if name not in modes:
             raise unknown_name("mode", name, modes)
-        tasks += [TASKS.build(modes[name], common | {"depth": place, "seed": asked.seed}) for place in places]
-    run_tasks(tasks, lengths, n, asked)
+        tasks += [
+            TASKS.build(modes[name], common | {"depth": depth, "seed": evaluation.seed}) for depth in needle_depths
+        ]
+    run_tasks(tasks, lengths, n, evaluation)
 
 
 def ruler(
-    asked: Asked,
-    tasks: Annotated[str, opt("-t", "--tasks", help="Tasks, comma-separated; all 13 if left out.")] = "",
+    evaluation: EvalOptions,
+    tasks: Annotated[str, opt("-t", "--tasks", help="Tasks, comma-separated; all 13 if omitted.")] = "",
     files: Annotated[
-        list[Path] | None, opt("--file", help="Prompts RULER's own scripts wrote, instead; repeatable.")
+        list[Path] | None, opt("--file", help="Prompts from RULER's own scripts, in place of tasks; repeatable.")
     ] = None,
     lengths: Lengths = (4096,),
     n: Amount = 4,
-    shots: Annotated[bool, opt(help="Worked examples in vt and cwe, as RULER has.")] = True,
+    shots: Annotated[bool, opt(help="Worked examples in vt and cwe, as in RULER.")] = True,
 ) -> None:
-    """Run RULER's 13 tasks: the benchmark's templates, own text where it needs outside data (tasks ...-synth).
+    """Evaluate RULER's 13 tasks: the benchmark's templates, with generated text in place of outside data (...-synth).
 
     Examples
     --------
@@ -134,27 +138,28 @@ def ruler(
 
     if files:
         if tasks:
-            raise ConfigError("give either --tasks or --file")
-        run_tasks([RulerFile(str(path)) for path in files], [0], n, asked)
+            raise ConfigError("--tasks and --file exclude each other; omit one")
+        run_tasks([RulerFile(str(path)) for path in files], [0], n, evaluation)
         return
+    # Needle tasks are those of `sp eval needle`; tasks of files have no lengths of their own.
     known = [name for name in TASKS if not (name.startswith("needle") or issubclass(TASKS.class_of(name), FileTask))]
     chosen = tasks.split(",") if tasks else [name for name in known if TASKS.class_of(name).suite == "ruler"]
-    options = {"seed": asked.seed, "shots": int(shots)}
+    options = {"seed": evaluation.seed, "shots": int(shots)}
     built = []
     for name in chosen:
         if name not in known:
             raise unknown_name("task", name, known)
         own = {field.name for field in dataclasses.fields(TASKS.class_of(name))}  # type: ignore[arg-type]
         built.append(TASKS.build(name, {key: value for key, value in options.items() if key in own}))
-    run_tasks(built, lengths, n, asked)
+    run_tasks(built, lengths, n, evaluation)
 
 
 def show_list(as_json: bool, wide: bool = False) -> None:
-    """Every task with its suite and the first sentence of its description."""
+    """Print every task with its suite and description."""
     from sp.evals import TASKS
 
     known = {name: TASKS.class_of(name) for name in TASKS}
-    lines = [{"task": name, "suite": one.suite, "description": summary_of(one)} for name, one in known.items()]
+    lines = [{"task": name, "suite": cls.suite, "description": summary_of(cls)} for name, cls in known.items()]
     if as_json:
         print_json({"tasks": lines})
     else:
@@ -162,15 +167,15 @@ def show_list(as_json: bool, wide: bool = False) -> None:
 
 
 def ppl(
-    asked: Annotated[Asked, Part(keep_ratio="0.1,0.3,0.5")],
-    text: Annotated[Path | None, opt(help="UTF-8 text to read; generated prose if left out.")] = None,
+    evaluation: Annotated[EvalOptions, Adjusted(keep_ratio="0.1,0.3,0.5")],
+    text: Annotated[Path | None, opt(help="UTF-8 text file; generated prose if omitted.")] = None,
     lengths: Lengths = (2048,),
     n: Amount = 4,
     continuation: Annotated[Tokens, opt(least=1, help="Tokens predicted after each passage.")] = 64,
 ) -> None:
-    """Predict the text behind a compressed passage: perplexity, and divergence from the full prefill's predictions.
+    """Predict the text after a compressed passage: perplexity, and divergence from predictions with full prefill.
 
-    Needs real language models to mean something; the embedded pair only looks things up.
+    Only language models give meaningful results; the embedded pair can do nothing but look up facts.
 
     Examples
     --------
@@ -183,59 +188,60 @@ def ppl(
     from sp.session.decision import check_context
     from sp.studies.pages.study_page import PREDICTED, lines_page
 
-    if asked.thinking != Thinking("off"):
-        raise ConfigError("sp eval ppl reads plain text, and no chat that asks for thinking; leave it out")
-    cells = asked.cells()
-    check_writable(asked.out)
-    written = read_text(text, "--text") if text else None
-    pipeline = asked.open(cells)
+    if evaluation.thinking != Thinking("off"):
+        raise ConfigError("sp eval ppl reads plain text without a chat template; omit the thinking options")
+    cells = evaluation.cells()
+    check_writable(evaluation.out)
+    document = read_text(text, "--text") if text else None
+    pipeline = evaluation.open(cells)
     check_lengths(pipeline, lengths)
-    tokenizer, found = pipeline.target.tokenizer, []
+    tokenizer, examples = pipeline.target.tokenizer, []
     for tokens in lengths:
-        source = written or generated_text(n * (tokens + continuation), counter(tokenizer), asked.seed)
-        made = passages(source, tokens, continuation, n, tokenizer)
-        if made:  # told before anything is read
-            check_context(pipeline.target, len(pipeline.tokenise(Prompt(made[0].context))), continuation)
-        found += made
-    rows = gather(partial(perplexity, pipeline, found, cells), len(found) * (len(cells) + 1), asked.out)
+        source = document or generated_text(n * (tokens + continuation), counter(tokenizer), evaluation.seed)
+        of_length = passages(source, tokens, continuation, n, tokenizer)
+        if of_length:  # an error now, before anything runs
+            check_context(pipeline.target, len(pipeline.tokenise(Prompt(of_length[0].context))), continuation)
+        examples += of_length
+    rows = gather(partial(perplexity, pipeline, examples, cells), len(examples) * (len(cells) + 1), evaluation.out)
     lines = summarise_perplexity(rows)
-    if asked.out:
-        write_page(asked.out, lines_page(f"sp eval ppl: {asked.out.name}", lines, PREDICTED, trained_for(pipeline)))
-    show(lines, PERPLEXITY, asked, pipeline)
+    if evaluation.out:
+        write_page(
+            evaluation.out, lines_page(f"sp eval ppl: {evaluation.out.name}", lines, PREDICTED, trained_for(pipeline))
+        )
+    show(lines, PERPLEXITY, evaluation, pipeline)
 
 
 WIDTH = 80
 LEGEND = """\
-Right answers in per cent, Wilson's 95 % interval below, n = {n}. Discriminating:
-full and oracle at least 90, lexical and bm25 at most 10, random at most {chance:g}.
-Otherwise the verdict names what fails."""
+Right answers in per cent, below them Wilson's 95 % interval, n = {n}. A task
+discriminates if full and oracle have at least 90, lexical and bm25 at most 10,
+random at most {chance:g}. Otherwise the verdict names the ones that fail."""
 CROWDED = """\
-Note: at {tokens:,} tokens about {budget} are kept, {forced} of them whatever their score
-(question, markup, the document's ends), so scorers choose little. Longer
-prompts, a higher --keep-ratio or --selector 'top_chunks[sink=4 tail=0]' leave
-them more."""
+Note: at {tokens:,} tokens about {budget} are selected, {forced} of them forced (question,
+markup, the document's ends), so scorers choose few. Longer prompts, a higher
+--keep-ratio or --selector 'top_chunks[sink=4 tail=0]' let them choose more."""
 
 
 def discriminates(
-    models: Annotated[ModelOptions, Part("target_rope drafter_rope precision drafter_precision")],
+    models: Annotated[ModelOptions, Adjusted("target_rope drafter_rope precision drafter_precision")],
     names: Annotated[
-        str, opt("-t", "--tasks", help="Tasks, as sp eval tasks has them; the suite unmatched if left out.")
+        str, opt("-t", "--tasks", help="Tasks, as for sp eval tasks; the suite unmatched if omitted.")
     ] = "",
     lengths: Lengths = (8192, 32768),
-    n: Annotated[int, opt("-n", "--n", least=1, help="Examples a task and length.")] = 100,
-    keep_ratio: Annotated[str, opt("--keep-ratio", help="Share of the prompt the target reads.")] = "0.05",
+    n: Annotated[int, opt("-n", "--n", least=1, help="Examples per task and length.")] = 100,
+    keep_ratio: Annotated[str, opt("--keep-ratio", help="Share of the prompt that the target reads.")] = "0.05",
     selector: Annotated[
-        str, opt("--selector", help="Selector, options as in 'sentence[neighbours=0]'.")
+        str, opt("--selector", help="Selector, with options as in 'sentence[neighbours=0]'.")
     ] = "top_chunks",
     device: OnDevice = "auto",
     devices: Devices = "",
-    seed: Annotated[int, opt(least=0, help="Of the examples and of the random control.")] = 0,
+    seed: Annotated[int, opt(least=0, help="Seed of the examples and of the random control.")] = 0,
     out: Annotated[
-        Path | None, opt(help="Rows as sp sweep writes them; what is there already is not run again.")
+        Path | None, opt(help="File of rows as of sp sweep; rows that it has already are not computed again.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether tasks discriminate: words and chance must not solve them, full prefill and the evidence must.
+    """Check whether tasks discriminate: full prefill and evidence must solve them, word overlap and chance must not.
 
     Examples
     --------
@@ -251,13 +257,14 @@ def discriminates(
 
     keeps = read_shares(keep_ratio, "--keep-ratio")
     if len(keeps) > 1:
-        raise ConfigError(f"--keep-ratio takes one share here, e.g. 0.05, not {keep_ratio!r}")
-    selecting = read_strategies(selector, SELECTORS, "--selector")
-    if len(selecting) > 1:
-        raise ConfigError(f"--selector takes one selector here, not {selector!r}")
-    given = read_strategies(names, TASKS, "--tasks", {"seed": seed}) if names else []
-    tasks, gpus = chosen_tasks(given, seed), read_gpus(devices) if devices else ()
+        raise ConfigError(f"--keep-ratio takes one share, e.g. 0.05, not {keep_ratio!r}")
+    selectors = read_strategies(selector, SELECTORS, "--selector")
+    if len(selectors) > 1:
+        raise ConfigError(f"--selector takes one selector, not {selector!r}")
+    named_tasks = read_strategies(names, TASKS, "--tasks", {"seed": seed}) if names else []
+    tasks, gpus = chosen_tasks(named_tasks, seed), read_gpus(devices) if devices else ()
     with ExitStack() as stack:
+        # Without --out the rows of the runs go into a temporary folder, where the verdicts read them.
         rows = out or Path(stack.enter_context(TemporaryDirectory())) / "rows.jsonl"
         sweep = plan_runs(
             tasks,
@@ -265,7 +272,7 @@ def discriminates(
             n,
             keeps[0],
             Pair(models.target, models.drafter),
-            selector=selecting[0],
+            selector=selectors[0],
             seed=seed,
             device=device,
         )
@@ -273,25 +280,28 @@ def discriminates(
         check_writable(out)
         console = Console(stderr=True)
         if plan.remaining:
-            console.print(f"sp: {expected(plan, max(len(gpus), 1))}", highlight=False, soft_wrap=True)
-        failures = carry_on(plan, open_pool(plan, gpus), console, lasting=out is not None)
-        found = verdicts(plan, keeps[0])
+            console.print(f"sp: {expected_time(plan, max(len(gpus), 1))}", highlight=False, soft_wrap=True)
+        failures = do_runs(plan, open_pool(plan, gpus), console, lasting=out is not None)
+        judged = verdicts(plan, keeps[0])
     if as_json:
-        print_json({"results": [as_record(one, n) for one in found], "failed": failures})
+        print_json({"results": [as_record(verdict, n) for verdict in judged], "failed": failures})
     else:
-        show_verdicts(found, n, keeps[0])
+        show_verdicts(judged, n, keeps[0])
     for failure in failures:
         print(f"sp: failed: {failure}", file=sys.stderr)
     if failures:
         raise SystemExit(1)
 
 
-def as_record(verdict: Verdict, asked: int) -> dict[str, Any]:
-    """A verdict as plain values; a share that was not measured is None."""
+def as_record(verdict: Verdict, examples: int) -> dict[str, Any]:
+    """Return a verdict as plain values; a share that was not measured is None.
+
+    `examples`: number of examples that were requested.
+    """
     from sp.studies.board.verdict import bars
 
     record: dict[str, Any] = {
-        "task": verdict.task, "tokens": verdict.tokens, "keep_ratio": verdict.keep, "n": asked,
+        "task": verdict.task, "tokens": verdict.tokens, "keep_ratio": verdict.keep, "n": examples,
         "discriminating": verdict.discriminating, "fails": list(verdict.fails),
     }  # fmt: skip
     for bar in bars(verdict.keep):
@@ -302,7 +312,7 @@ def as_record(verdict: Verdict, asked: int) -> dict[str, Any]:
 
 
 def show_verdicts(verdicts: list[Verdict], n: int, keep: float) -> None:
-    """A table of `WIDTH` columns, a row a task and length."""
+    """Print a table of `WIDTH` characters, with a row per task and length."""
     from sp.studies.board.verdict import ABOVE_CHANCE, bars
 
     table = Table(box=None, pad_edge=False)
@@ -311,24 +321,24 @@ def show_verdicts(verdicts: list[Verdict], n: int, keep: float) -> None:
     for bar in bars(keep):
         table.add_column(bar.scorer, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold", max_width=20)
-    for one in verdicts:
-        told = "discriminating" if one.discriminating else f"not: {', '.join(one.fails)}"
-        if not one.measured:
-            told = "not measured"
-        cells = [cell(one.entries.get(bar.scorer)) for bar in bars(keep)]
-        table.add_row(escape(one.task), f"{one.tokens:,}", *cells, told)
+    for verdict in verdicts:
+        conclusion = "discriminating" if verdict.discriminating else f"not: {', '.join(verdict.fails)}"
+        if not verdict.measured:
+            conclusion = "not measured"
+        cells = [cell(verdict.entries.get(bar.scorer)) for bar in bars(keep)]
+        table.add_row(escape(verdict.task), f"{verdict.tokens:,}", *cells, conclusion)
     Console(highlight=False, width=WIDTH).print(table)
     print(fill(LEGEND.format(n=n, chance=100 * (keep + ABOVE_CHANCE)), WIDTH))
     most: dict[int, int] = {}
-    for one in verdicts:
-        if one.measured and one.crowded:
-            most[one.tokens] = max(one.forced, most.get(one.tokens, 0))
+    for verdict in verdicts:
+        if verdict.measured and verdict.crowded:
+            most[verdict.tokens] = max(verdict.forced, most.get(verdict.tokens, 0))
     for tokens, forced in most.items():
         print(fill(CROWDED.format(tokens=tokens, forced=forced, budget=round(keep * tokens)), WIDTH))
 
 
 def cell(entry: BoardEntry | None) -> str:
-    """Accuracy in per cent over its interval; a dash where nothing was read."""
+    """Format accuracy in per cent above its interval; a dash if it was not measured."""
     if entry is None or entry.accuracy is None or entry.low is None or entry.high is None:
         return "-"
     return f"{100 * entry.accuracy:.0f}\n{100 * entry.low:.0f}-{100 * entry.high:.0f}"

@@ -1,1 +1,1 @@
-"""What commands share: their options and help, what is read from and written to a terminal."""
+"""Parser and help of the command line, and input and output of the terminal, for all commands."""

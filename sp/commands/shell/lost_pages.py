@@ -1,4 +1,4 @@
-"""A model file that is shortened while its weights are in use: one line in place of a bus error."""
+"""Report a model file that is truncated while its weights are in use, in one line in place of a bus error."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SAID = b"sp: error: a model file was shortened while it was in use, or its disk has failed; mend it and start again\n"
-WRONG = 2
+MESSAGE = (
+    b"sp: error: a model file was truncated while in use, or its disk has failed; restore the file and start again\n"
+)
+EXIT_STATUS = 2
 
 
 @contextmanager
-def lost_pages_told() -> Iterator[None]:
-    """Inside, the process ends with a line where memory is a page of a file that is gone. A handler of Python's own
-    would not do: it runs after the instruction, which never ends. That threads which compute wait without the
-    interpreter's lock lets this one have it, whichever thread met the page.
-    """
+def exit_on_lost_pages() -> Iterator[None]:
+    """Exit with one line if a memory-mapped page of a file is gone (SIGBUS), while the context is open."""
     if not hasattr(signal, "SIGBUS"):
         yield
         return
@@ -24,11 +23,14 @@ def lost_pages_told() -> Iterator[None]:
 
     kind = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
-    def told(_: int) -> None:
-        os.write(2, SAID)
-        os._exit(WRONG)
+    def report_and_exit(_: int) -> None:
+        os.write(2, MESSAGE)
+        os._exit(EXIT_STATUS)
 
-    handler, install = kind(told), ctypes.CDLL(None).signal
+    # Not `signal.signal`: a Python handler runs after the current instruction, and the faulting one never ends. The C
+    # handler needs the interpreter's lock; threads that compute have released it, so it is free whichever one faults.
+    handler, install = kind(report_and_exit), ctypes.CDLL(None).signal
+
     install.argtypes, install.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     before = install(signal.SIGBUS, ctypes.cast(handler, ctypes.c_void_p))
     try:

@@ -1,10 +1,11 @@
-"""What every command prints with: progress on stderr; JSON, CSV and tables on stdout, of which no cell is ever cut."""
+"""Input and output of all commands: text files, progress on stderr; JSON, CSV and tables on stdout."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -16,36 +17,41 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from sp.columns import ColumnTable, total_width
-from sp.commands.shell.line import opt
+from sp.commands.shell.parser import opt
 from sp.errors import CONTROL, ConfigError, PromptError, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
 
-AsJson = Annotated[bool, opt("--json", help="Print JSON instead of tables: one object, of a chat one for each turn.")]
+AsJson = Annotated[bool, opt("--json", help="Print JSON in place of tables: one object; sp chat prints one per turn.")]
 
 
 @contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[Any]:
-    """A bar on stderr while a stage runs, which says no end without a total; off a terminal as `followed` has it."""
+def progress_bar(stage: str, total: int | None) -> Iterator[Any]:
+    """Show a bar on stderr while a stage runs; without a terminal print lines, see `followed`.
+
+    `total`: units of work; None if unknown. Yields a function that takes the number of further units done.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description:>16}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with followed(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(stage, total=total)
         yield lambda done: bar.advance(task, done)
 
 
 FIRST_LINE, NEXT_LINES = 10.0, 30.0
-"""Seconds after which a line says how far work is that nobody sees a bar of, and between that and further ones."""
+"""Seconds until the first line about progress that no terminal shows as a bar, and between further lines."""
 
 
 @contextmanager
 def followed(bar: Progress) -> Iterator[Progress]:
-    """The bar, running; where it is disabled, for stderr is no terminal, a line now and then says how far it is.
-    Nothing is printed of work that is over by `FIRST_LINE`."""
+    """Run a bar; if it is disabled because stderr is no terminal, print a line about its tasks now and then.
+
+    Work that ends within `FIRST_LINE` seconds prints nothing.
+    """
     over = threading.Event()
 
     def follow() -> None:
@@ -68,7 +74,7 @@ def followed(bar: Progress) -> Iterator[Progress]:
 
 
 def how_far(task: Task) -> str:
-    """What is done of a task, and when the rest may be, in one line."""
+    """Return one line with the share of a task that is done, its time so far and the time left."""
     seconds = task.elapsed or 0.0
     done = f"{task.description}: {f'{task.percentage:.0f} % after ' if task.total else ''}{clock(seconds)}"
     share = task.percentage / 100
@@ -76,7 +82,7 @@ def how_far(task: Task) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as a person reads them."""
+    """Format a duration, such as ``2 min 05 s``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -87,41 +93,49 @@ def clock(seconds: float) -> str:
 
 STANDARD_INPUT = Path("-")
 MOST_BYTES = 256 << 20  # of a text: some 64 million tokens
+LONE_CR = re.compile(r"\r(?!\n)")  # the line end of old systems, which has as many bytes as LF
 
 
-def read_text(path: Path, option: str, *, piped: bool = False) -> str:
-    """A UTF-8 text file named by an option, with `piped` also standard input by the name ``-``; or PromptError."""
+def read_text(path: Path, option: str, *, piped: bool = False, keep_offsets: bool = False) -> str:
+    """Read a UTF-8 text file that an option names; PromptError if it cannot be read.
+
+    Line ends become LF, so that a text is the same prompt wherever it was written. `keep_offsets`: CRLF stays, so that
+    results can refer to bytes of the file. `piped`: the name ``-`` stands for standard input.
+    """
     if piped and path == STANDARD_INPUT:
-        return read_input(option)
+        return read_input(option, keep_offsets)
     try:
         with path.open("rb") as file:
-            return _text_of(file, str(path), option)
+            return _decode(file, str(path), option, keep_offsets)
     except OSError as error:
         raise PromptError(f"cannot read {path}: {error.strerror}; check the path given to {option}") from None
     except UnicodeDecodeError as error:
         raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); convert it first") from None
 
 
-def _text_of(file: BinaryIO, name: str, option: str) -> str:
-    """All of a file, line ends made one; PromptError for one that has more than any prompt, or no end."""
-    with suppress(OSError):  # of what is read from memory
+def _decode(file: BinaryIO, name: str, option: str, keep_offsets: bool) -> str:
+    """Read and decode all of a file; PromptError if it is a device, or larger than any prompt."""
+    with suppress(OSError):  # a stream in memory has no descriptor
         mode = os.fstat(file.fileno()).st_mode
         if not file.isatty() and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
-            raise PromptError(f"{name} is a device, which may have no end; give {option} a text file")
+            raise PromptError(f"{name} is a device, and reading it may never end; give {option} a text file")
     raw = file.read(MOST_BYTES + 1)
     if len(raw) > MOST_BYTES:
         raise PromptError(f"{name} has more than {MOST_BYTES >> 20} MiB; give {option} a shorter text")
-    return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    text = raw.decode("utf-8")
+    if keep_offsets:
+        return LONE_CR.sub("\n", text)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_input(option: str) -> str:
-    """Standard input to its end, as UTF-8 text; PromptError where there is none."""
+def read_input(option: str, keep_offsets: bool = False) -> str:
+    """Read standard input to its end as UTF-8 text; PromptError if it is closed. `keep_offsets` as for `read_text`."""
     if sys.stdin is None:
-        raise PromptError(f"standard input is closed; give {option} a file, or pipe a text in")
+        raise PromptError(f"standard input is closed; give {option} a file, or pipe a text into the command")
     if sys.stdin.isatty():
         print("sp: reading the text from the terminal; end it with Ctrl-D on a line of its own", file=sys.stderr)
     try:
-        return _text_of(sys.stdin.buffer, "standard input", option)
+        return _decode(sys.stdin.buffer, "standard input", option, keep_offsets)
     except (OSError, ValueError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise PromptError(f"standard input is not UTF-8 text (byte {error.start}); convert it first") from None
@@ -129,7 +143,7 @@ def read_input(option: str) -> str:
 
 
 def check_folder(folder: Path | None, option: str) -> None:
-    """ConfigError if nothing can be written below a folder, which need not exist: told before the work, not after it.
+    """Raise ConfigError before any work if nothing can be written below a folder, which need not exist yet.
 
     >>> check_folder(Path("/dev/null/results"), "--record")
     Traceback (most recent call last):
@@ -138,49 +152,51 @@ def check_folder(folder: Path | None, option: str) -> None:
     if folder is None:
         return
     absolute = Path(os.path.abspath(folder))
-    nearest = next((one for one in (absolute, *absolute.parents) if os.path.exists(one)), absolute)
+    nearest = next((parent for parent in (absolute, *absolute.parents) if os.path.exists(parent)), absolute)
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise ConfigError(f"cannot write below {folder}; check the path given to {option}")
 
 
 def check_file(path: Path | None, option: str) -> None:
-    """ConfigError for a file that cannot be written, told before the work."""
+    """Raise ConfigError before any work if a file cannot be written."""
     if path is not None and path.is_dir():
         raise ConfigError(f"{path} is a folder; give {option} the name of a file")
     check_folder(path and path.parent, option)
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One indented JSON object on stdout."""
+    """Print one indented JSON object on stdout."""
     print(as_json_text(value, indent=1))
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
-    r"""JSON that steers no terminal: beside what JSON must spell out also U+007F to U+009F.
+    r"""Format JSON without control characters of terminals: U+007F to U+009F are escaped, too.
 
     >>> print(as_json_text("\x1b[1m, \x9b1m, é"))
     "\u001b[1m, \u009b1m, é"
     """
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def text_width() -> int:
-    """Characters of a line of the terminal; 80 where there is none, unless ``COLUMNS`` says otherwise."""
+    """Return the width of the terminal in characters; without one that of ``COLUMNS``, or 80."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the columns of all of them."""
+    """Print rows as CSV on stdout, with every column that any row has."""
     writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
 
 
-Wide = Annotated[bool, opt("--wide", help="Show all columns of tables side by side, however long lines get.")]
+Wide = Annotated[
+    bool, opt("--wide", help="Show all columns of tables side by side, whatever the width of the terminal.")
+]
 
 Column = tuple[str, str | Callable[[Mapping[str, Any]], str]]
-"""A head, and what stands under it of a row: a pattern with names of the row, or what makes the text."""
+"""Head of a column and its cells: a format string with keys of a row, or a function from row to text."""
 INTERVAL = "95 %"  # head of a column that holds the interval of the column before it
 
 
@@ -188,56 +204,67 @@ def print_table(
     heads: Sequence[str],
     cells: Sequence[Sequence[str]],
     output: str,
-    left: int,
+    text_columns: int,
     *,
     main: Collection[str] = (),
     wide: bool = False,
 ) -> list[str]:
-    """A table for people, or with `output` "md" for a page.
+    """Print a table for the terminal, or for Markdown with `output` ``"md"``. Cells are never truncated.
 
-    What a line has no room for: columns that say the same in every row are told above the table, and then only the
-    `main` ones are shown, all others with `wide`. What has no room even so is folded, or stands in a further table.
+    If a line is too narrow, columns of text with the same value in every row are printed above the table, then only
+    the columns of `main` stay. If that does not suffice either, text folds and columns go into a further table.
 
-    `left`: first columns that are text; the others are numbers; `main`: heads of columns that are shown in any case,
-    all if empty; an interval by the head before it, as in ``"right 95 %"``; `wide`: show all columns side by side;
-    Returns list of str: heads that were shown.
+    Parameters
+    ----------
+    text_columns : int
+        The first columns, which are text; the others are numbers.
+    main : collection of str
+        Heads of columns that are always shown; all if empty. An interval is named after the column before it, as in
+        ``"right 95 %"``.
+    wide : bool
+        Show all columns side by side.
+
+    Returns
+    -------
+    list of str
+        Heads of the columns that were printed.
     """
     from rich.console import Console
 
     cells = [[printable(cell) for cell in line] for line in cells]  # names and tasks come from files
     if output == "md":
-        rule = ["---"] * left + ["---:"] * (len(heads) - left)
+        rule = ["---"] * text_columns + ["---:"] * (len(heads) - text_columns)
         print("\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells)))
         return list(heads)
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    shown, alike = list(range(len(heads))), dict[int, str]()
+    columns, alike = list(range(len(heads))), dict[int, str]()
     room = max(text_width(), total_width(widths)) if wide else text_width()
     if total_width(widths) > room:
-        alike = same_in_all(cells, left)
-        shown = [number for number in shown if number not in alike]
-    if main and total_width(widths[number] for number in shown) > room:
-        shown = [number for number in shown if _called(heads, number) in main]
+        alike = same_in_all(cells, text_columns)
+        columns = [number for number in columns if number not in alike]
+    if main and total_width(widths[number] for number in columns) > room:
+        columns = [number for number in columns if _column_name(heads, number) in main]
     if alike:
         print(fill("; ".join(f"{heads[number]} {value}" for number, value in alike.items()), room))
-    own = sum(number < left for number in shown)
-    bounds = {place for place, number in enumerate(shown) if heads[number] == INTERVAL}
-    table = ColumnTable([heads[number] for number in shown], [], own, bounds)
+    texts = sum(number < text_columns for number in columns)
+    bounds = {place for place, number in enumerate(columns) if heads[number] == INTERVAL}
+    table = ColumnTable([heads[number] for number in columns], [], texts, bounds)
     for line in cells:
-        table.add_row(*(line[number] for number in shown))
+        table.add_row(*(line[number] for number in columns))
     Console(highlight=False, width=room).print(table)
-    if hidden := len(heads) - len(shown) - len(alike):
+    if hidden := len(heads) - len(columns) - len(alike):
         print(f"({hidden} more column{'s' * (hidden > 1)}: --wide)")
-    return [heads[number] for number in (*alike, *shown)]
+    return [heads[number] for number in (*alike, *columns)]
 
 
 def cells_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells of rows."""
-    made = [[part.format_map(row) if isinstance(part, str) else part(row) for _, part in columns] for row in rows]
-    return [head for head, _ in columns], made
+    """Return heads and cells of a table of rows."""
+    cells = [[part.format_map(row) if isinstance(part, str) else part(row) for _, part in columns] for row in rows]
+    return [head for head, _ in columns], cells
 
 
-def same_in_all(cells: Sequence[Sequence[str]], left: int) -> dict[int, str]:
-    """Columns of text with one value in all rows that have any, and that value; at least one column stays.
+def same_in_all(cells: Sequence[Sequence[str]], text_columns: int) -> dict[int, str]:
+    """Return text columns that have one value in all rows that have any, and that value, but never all columns.
 
     >>> same_in_all([["vt", "full", "", "1"], ["vt", "tail", "top_p", "1"]], 3)
     {0: 'vt', 2: 'top_p'}
@@ -246,16 +273,17 @@ def same_in_all(cells: Sequence[Sequence[str]], left: int) -> dict[int, str]:
     """
     if len(cells) < 2:
         return {}
-    found = {}
-    for number in range(left):
+    alike = {}
+    for number in range(text_columns):
         values = {line[number] for line in cells} - {""}
         if len(values) <= 1:
-            found[number] = values.pop() if values else "-"
-    if len(found) == left:
-        del found[left - 1]
-    return found
+            alike[number] = values.pop() if values else "-"
+    if len(alike) == text_columns:
+        del alike[text_columns - 1]  # a table needs a column that names its rows
+    return alike
 
 
-def _called(heads: Sequence[str], number: int) -> str:
-    """Head of a column, behind that of the column before it where it is of an interval."""
+def _column_name(heads: Sequence[str], number: int) -> str:
+    """Return the head of a column; for an interval with the head of the column before it."""
+
     return f"{heads[number - 1]} {INTERVAL}" if heads[number] == INTERVAL and number else heads[number]

@@ -93,13 +93,13 @@ class DraftKeys(Keys):
         value = self.get(key)
         if value is None:
             return None
-        items = [value] * layers if isinstance(value, bool) else values.listed(value)
+        items = [value] * layers if isinstance(value, bool) else values.as_list(value)
         if items is None or len(items) != layers:
-            raise self.error(key, f"is {values.shown(value)}; it must have one flag for each of {layers} layers")
+            raise self.error(key, f"is {values.preview(value)}; it must have one flag for each of {layers} layers")
         kinds = {"full_attention": False, "sliding_attention": True} if self._published else {}
         flags = [kinds[item] if isinstance(item, str) and item in kinds else values.flag(item) for item in items]
         if None in flags:
-            raise self.error(key, f"is {values.shown(value)}; sp supports full_attention and sliding_attention")
+            raise self.error(key, f"is {values.preview(value)}; sp supports full_attention and sliding_attention")
         return tuple(map(bool, flags))
 
     def scale(self, key: str) -> float:
@@ -120,7 +120,7 @@ class DraftKeys(Keys):
             key = "rope.dimension_count"
             rotated = self.count(key, default=head_dim)
         if not 2 <= rotated <= head_dim or rotated % 2:
-            value = values.shown(self.get(key))
+            value = values.preview(self.get(key))
             raise self.error(key, f"is {value}, {rotated} values of a head; it must be even and at most {head_dim}")
         return rotated
 
@@ -133,7 +133,8 @@ def gguf_keys(file: GGUFFile) -> DraftKeys:
     if arch not in DRAFT_ARCHITECTURES:
         known = ", ".join(DRAFT_ARCHITECTURES)
         raise ModelError(
-            f"{file.path}: architecture {values.shown(architecture)} is no DFlash draft that sp reads ({known}); {USE}"
+            f"{file.path}: architecture {values.preview(architecture)} is no DFlash draft that sp reads ({known}); "
+            f"{USE}"
         )
     return DraftKeys(file.metadata, str(file.path), arch)
 
@@ -154,11 +155,11 @@ def published_keys(path: Path) -> DraftKeys:
     scaling_key = "rope_parameters" if keys.get("rope_parameters") else "rope_scaling"
     scaling = keys.get(scaling_key) or {}
     if not isinstance(scaling, dict):
-        raise ModelError(f"{path}: key {scaling_key} is {values.shown(scaling)}; an object is needed, or null")
+        raise ModelError(f"{path}: key {scaling_key} is {values.preview(scaling)}; an object is needed, or null")
     keys = {f"rope_scaling.{name}": value for name, value in scaling.items()} | keys
     for name in ("attention_factor", "mscale", "mscale_all_dim", "truncate"):
         if scaling.get(name) is not None and scaling[name] is not True:
-            value = values.shown(scaling[name])
+            value = values.preview(scaling[name])
             raise ModelError(f"{path}: key rope_scaling.{name} is {value}; sp supports YaRN without it")
     # Older files call the type "type"; "default" means none.
     kind = scaling.get("rope_type", scaling.get("type"))
@@ -176,7 +177,7 @@ def draft_config(keys: DraftKeys, target: ModelConfig) -> DraftConfig:
     vocab = keys.get("vocab_size")
     if vocab is not None and keys.count("vocab_size") != target.vocab:
         raise keys.error("vocab_size", f"is {vocab}, but the target's embedding has {target.vocab} rows; {USE}")
-    tokens = values.listed(keys.metadata.get("tokenizer.ggml.tokens"))
+    tokens = values.as_list(keys.metadata.get("tokenizer.ggml.tokens"))
     # The tokenizer must be the target's, since draft and target exchange token ids.
     words = 0 if tokens is None else len(tokens)
     # An embedding may be padded beyond the tokens, but never shorter.
@@ -232,11 +233,11 @@ def _target_layers(keys: DraftKeys, layers: int) -> tuple[int, ...]:
     if value is None and keys.get("n_target_layers") is not None:
         count = keys.count("n_target_layers", least=2, most=layers)  # evenly from the second layer to nearly the last
         value = [1 + i * ((layers - 2) // (count - 1)) for i in range(count)]
-    items = values.listed(value)
+    items = values.as_list(value)
     if items is None or not len(items):
-        raise keys.error(key, f"is {values.shown(value)}; it must list the target's layers that feed the draft")
+        raise keys.error(key, f"is {values.preview(value)}; it must list the target's layers that feed the draft")
     numbers = [values.whole(item) for item in items[: layers + 1]]
     indices = tuple(number - shift for number in numbers if number is not None and 0 <= number - shift < layers)
     if len(set(indices)) != len(items):
-        raise keys.error(key, f"is {values.shown(value)}, not {len(items)} layers of a target with {layers}; {USE}")
+        raise keys.error(key, f"is {values.preview(value)}, not {len(items)} layers of a target with {layers}; {USE}")
     return indices

@@ -24,7 +24,7 @@ def read_experts(keys: Keys, *, shared: bool) -> ExpertConfig:
         keys.refuse("expert_used_count", f"is {used} of {count} experts")
     normalised = keys.get("expert_weights_norm")
     if normalised is not None and values.flag(normalised) is None:
-        keys.refuse("expert_weights_norm", f"is {values.shown(normalised)}; it is true or false")
+        keys.refuse("expert_weights_norm", f"is {values.preview(normalised)}; it is true or false")
     return ExpertConfig(
         count=count,
         used=min(used, count),
@@ -134,7 +134,7 @@ WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern
 def read_windows(keys: Keys, layers: int, window: int, every: int) -> tuple[int | None, ...]:
     """Read the window of each layer, from flags by layer or from a period: the last layer of each period has none.
     `every`: period of files without the key."""
-    if values.listed(keys.get(WINDOWED)) is not None and (flags := keys.flags(WINDOWED, layers)) is not None:
+    if values.as_list(keys.get(WINDOWED)) is not None and (flags := keys.flags(WINDOWED, layers)) is not None:
         return tuple(window if flag else None for flag in flags)
     return every_window(layers, window, keys.count(WINDOWED, default=every))
 

@@ -67,9 +67,9 @@ class Keys:
             raise self.error(key, "is missing; the file does not describe a complete model")
         number = values.whole(value)
         if number is None:
-            raise self.error(key, f"is {values.shown(value)}; it must be a whole number")
+            raise self.error(key, f"is {values.preview(value)}; it must be a whole number")
         if not least <= number <= most:
-            raise self.error(key, f"is {values.shown(number)}; it must lie in {least}..{most}")
+            raise self.error(key, f"is {values.preview(number)}; it must lie in {least}..{most}")
         return number
 
     def real(self, key: str, *, above: float, default: float | None = None) -> float:
@@ -82,13 +82,13 @@ class Keys:
         number = values.real(value)
         if number is None or number <= above:
             need = f"it must be finite and greater than {above:g}" if values.is_number(value) else "it must be a number"
-            raise self.error(key, f"is {values.shown(value)}; {need}")
+            raise self.error(key, f"is {values.preview(value)}; {need}")
         return number
 
     def is_set(self, key: str) -> bool:
         """Return True if a key has an effect: it is present, and neither 0 nor false nor empty."""
         value = self.get(key)
-        items = values.listed(value)
+        items = values.as_list(value)
         return bool(value) if items is None else len(items) > 0
 
     def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
@@ -96,18 +96,18 @@ class Keys:
         value = self.get(key)
         if value is None:
             return None
-        items = values.listed(value)
+        items = values.as_list(value)
         if items is None or len(items) < layers:
-            raise self.error(key, f"is {values.shown(value)}; it must be a list of at least {layers} flags")
+            raise self.error(key, f"is {values.preview(value)}; it must be a list of at least {layers} flags")
         flags = [values.flag(item) for item in items[:layers]]
         if None in flags:
-            raise self.error(key, f"is {values.shown(value)}; flags are true or false")
+            raise self.error(key, f"is {values.preview(value)}; flags are true or false")
         return tuple(map(bool, flags))
 
     def per_layer(self, key: str, layers: int, *, default: int | None = None, least: int = 1) -> list[int]:
         """Read one whole number per layer, from a scalar or from a list (which may cover blocks after the main
         model)."""
-        items = values.listed(self.get(key))
+        items = values.as_list(self.get(key))
         if items is not None:
             if len(items) < layers:
                 raise self.error(key, f"lists {len(items)} values for {layers} layers")
@@ -119,7 +119,7 @@ class Keys:
         numbers = self.per_layer(key, layers, default=default, least=0)
         chosen = {numbers[i] for i in where}
         if len(chosen) != 1 or 0 in chosen:
-            text = values.shown(sorted(chosen))
+            text = values.preview(sorted(chosen))
             raise self.error(key, f"is {text} in the attention layers; sp needs the same positive value in all")
         return chosen.pop()
 

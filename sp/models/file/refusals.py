@@ -82,7 +82,7 @@ def refuse_changed(keys: Keys, honoured: Collection[str] = ()) -> None:
             continue
         reason = f", {EXPERTS}; use a dense model" if key == "expert_count" else _UNREAD
         plain = _plain(value)
-        keys.refuse(key, f"is {f'{plain:g}' if isinstance(plain, float) else values.shown(plain)}{reason}")
+        keys.refuse(key, f"is {f'{plain:g}' if isinstance(plain, float) else values.preview(plain)}{reason}")
 
 
 _UNREAD = ", which sp does not support; use a model without it"
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
 
 def _changes_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
     """Return True if a value, or every item of a per-layer list, is neutral."""
-    items = values.listed(value)
+    items = values.as_list(value)
     entries = [value] if items is None else items
     return len(entries) <= MAX_BLOCKS and all(
         type(plain := _plain(entry)) in (int, float, bool, str) and plain in neutral for entry in entries
@@ -127,10 +127,10 @@ def unsupported(architecture: object, known: Iterable[str]) -> str:
     name = (values.text(architecture) or "").lower()
     description = next((text for piece, text in KINDS.items() if piece in name), None)
     if description is not None and ":" in description:
-        return f"architecture {values.shown(architecture, SHORT)} is {description}"
+        return f"architecture {values.preview(architecture, SHORT)} is {description}"
     kind = f" ({description})" if description else ""
     return (
-        f"architecture {values.shown(architecture, SHORT)}{kind} is not supported; sp runs {', '.join(known)}: "
+        f"architecture {values.preview(architecture, SHORT)}{kind} is not supported; sp runs {', '.join(known)}: "
         "use a model of one of them"
     )
 

@@ -184,7 +184,7 @@ def _scaling(keys: Keys, context: int) -> LinearScaling | YarnScaling | None:
     named = "rope.scaling.factor" if keys.get("rope.scaling.factor") is not None else "rope.scale_linear"
     kind = keys.get("rope.scaling.type")
     if kind is not None and values.text(kind) not in ("none", "linear", "yarn"):
-        keys.refuse("rope.scaling.type", f"is {values.shown(kind)}; sp supports none, linear and yarn")
+        keys.refuse("rope.scaling.type", f"is {values.preview(kind)}; sp supports none, linear and yarn")
         return None
     if kind == "none":
         return None

@@ -11,7 +11,7 @@ import numpy as np
 from sp.arrays import Bytes
 from sp.errors import ModelError, plain
 from sp.quant import BF16, F16, F32, Weight
-from sp.values import shown
+from sp.values import preview
 
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
 
@@ -80,7 +80,7 @@ class SafetensorsFile:
         # Names reach messages and terminals, so control characters are refused.
         odd = next((name for name in tensors if len(name) > LONGEST_NAME or not name.isprintable()), None)
         if odd is not None:
-            raise ModelError(f"{path}: no model has a tensor {shown(odd)}; get the file again")
+            raise ModelError(f"{path}: no model has a tensor {preview(odd)}; get the file again")
         return cls(path, tensors, mapped[end:], end)
 
     def weight(self, name: str) -> Weight:

@@ -15,7 +15,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.errors import ConfigError, short
-from sp.json_lines import OBJECT, TEXT, Wanted, check, check_each, is_number, read_object
+from sp.json_lines import OBJECT, TEXT, FieldType, check, check_each, is_number, read_object
 from sp.models import Model, ModelConfig, Retrieval
 from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.importance import attention_rows
@@ -27,7 +27,7 @@ LAYER = re.compile(r"[0-9]{1,4}")
 
 
 def read_layers(
-    path: Path, kind: str, schema: str, fields: Mapping[str, Wanted], lists: str, want: Wanted
+    path: Path, kind: str, schema: str, fields: Mapping[str, FieldType], lists: str, want: FieldType
 ) -> tuple[dict[str, Any], dict[int, list[Any]]]:
     """Read a record from a file, and one of its fields, an object of lists by layer, with integers as keys.
 
@@ -55,7 +55,7 @@ def read_layers(
 
 SCHEMA = "sp-head-map/1"
 FIELDS = {"model": TEXT, "made": OBJECT}
-SCORES = Wanted(
+SCORES = FieldType(
     "a list of numbers from 0 to 1", lambda row: isinstance(row, list) and row != [] and all(map(_share, row))
 )
 EMBEDDED_MAP = Path(str(files("sp") / "assets" / "drafter_heads.json"))

@@ -17,18 +17,20 @@ from typing import Any, Literal
 
 from sp.errors import ConfigError, plain
 from sp.folders import cache_folder
-from sp.json_lines import OBJECT, TEXT, Wanted, is_whole, number, read_object, whole
+from sp.json_lines import OBJECT, TEXT, FieldType, is_whole, number, read_object, whole
 from sp.models import ModelConfig, Retrieval
 from sp.scoring.attention.heads import read_layers
 from sp.trace import write_atomic
 
 SCHEMA = "sp-calibration/1"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-REDUCED = Wanted("max or mean", lambda value: value in ("max", "mean"))
+REDUCED = FieldType("max or mean", lambda value: value in ("max", "mean"))
 FIELDS = {
-    "sha256": Wanted("64 hexadecimal digits", lambda value: isinstance(value, str) and bool(SHA256.fullmatch(value))),
+    "sha256": FieldType(
+        "64 hexadecimal digits", lambda value: isinstance(value, str) and bool(SHA256.fullmatch(value))
+    ),
     "file": TEXT,
-    "rotary": Wanted("none or post", lambda value: value in ("none", "post")),
+    "rotary": FieldType("none or post", lambda value: value in ("none", "post")),
     "over_heads": REDUCED,
     "over_queries": REDUCED,
     "depth": whole(1),
@@ -38,7 +40,7 @@ FIELDS = {
     "made": OBJECT,
     "scorer": TEXT.optional,
 }
-HEADS = Wanted(
+HEADS = FieldType(
     "an ascending list of numbers of heads",
     lambda row: isinstance(row, list) and row != [] and all(map(is_whole, row)) and min(row) >= 0
     and all(low < high for low, high in pairwise(row)),

@@ -23,7 +23,7 @@ from sp.scoring.attention.heads import model_key
 from sp.scoring.base import SCORERS, Importance, ReadingScorer, ScoreRequest
 from sp.scoring.trained.attention_features import Asking, UnitPool, document_units, unit_of_token
 from sp.trace import write_atomic
-from sp.values import shown
+from sp.values import preview
 
 SCHEMA = "sp-scorer/1"
 EMBEDDED_SCORER = Path(str(files("sp") / "assets" / "scorer.safetensors"))
@@ -78,7 +78,7 @@ class ScorerFile:
             with safe_open(path, framework="numpy") as opened:
                 header = opened.metadata() or {}
             if header.get("schema") != SCHEMA:
-                problem = f"schema {shown(header['schema'])}" if "schema" in header else "no schema"
+                problem = f"schema {preview(header['schema'])}" if "schema" in header else "no schema"
                 raise ConfigError(
                     f"{path}: no trained scorer ({problem}, not {SCHEMA!r}); make one with sp train scorer"
                 )
@@ -332,7 +332,8 @@ class TrainedScorer(ReadingScorer):
         shapes = {name: array.shape for name, array in file.arrays.items()}
         if shapes != expected:
             raise ConfigError(
-                f"{path}: weights have shapes {shown(shapes)}, but its options need {shown(expected)}; train it again"
+                f"{path}: weights have shapes {preview(shapes)}, but its options need {preview(expected)}; "
+                "train it again"
             )
         return file
 

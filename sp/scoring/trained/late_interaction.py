@@ -31,7 +31,7 @@ from sp.scoring.attention.attention import MOST_QUESTION_TOKENS, Fold, Reduction
 from sp.scoring.attention.heads import LAST_QUERIES
 from sp.scoring.base import HEATMAP_CHUNK, Importance, ReadingScorer, ScoreRequest, densities, register_scorer
 from sp.trace import write_atomic
-from sp.values import shown
+from sp.values import preview
 
 SCHEMA = "sp-scoring-head/1"
 MOST_BYTES = 16 << 20  # largest file; a head for a drafter of 8B would have about 6 million bytes
@@ -80,7 +80,7 @@ class ScoringHead:
                 if layer not in config.attention_layers or array.shape != shape:
                     raise ConfigError(
                         f"{where}: of another drafter: {name} of layer {layer} has shape {array.shape}, but this "
-                        f"{config.architecture} needs {shape} for layers among {shown(config.attention_layers)}"
+                        f"{config.architecture} needs {shape} for layers among {preview(config.attention_layers)}"
                     )
 
     def save(self, path: Path, provenance: Mapping[str, str]) -> None:
@@ -104,7 +104,7 @@ class ScoringHead:
             with safe_open(path, framework="numpy") as opened:
                 header = opened.metadata() or {}
             if header.get("schema") != SCHEMA:
-                problem = f"schema {shown(header['schema'])}" if "schema" in header else "no schema"
+                problem = f"schema {preview(header['schema'])}" if "schema" in header else "no schema"
                 raise ConfigError(
                     f"{path}: no scoring head ({problem}, not {SCHEMA!r}); name another with scorer.weights"
                 )

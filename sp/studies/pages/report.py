@@ -12,7 +12,7 @@ from sp.bench.record import newest
 from sp.bench.simulate import SIMULATED
 from sp.errors import ConfigError
 from sp.evals.trained_for import note_of_records
-from sp.json_lines import ATOM, LIST, OBJECT, TEXT, Wanted, check, check_each, number, parse_object, whole
+from sp.json_lines import ATOM, LIST, OBJECT, TEXT, FieldType, check, check_each, number, parse_object, whole
 from sp.kernels.machine import machine_slug
 from sp.session.measured import check_machine, check_timed, gpus_of
 from sp.studies.figures import PictureFormat, picture_markdown, save_figure
@@ -25,32 +25,32 @@ from sp.studies.tables.lookup import markdown
 from sp.studies.tables.page import fill, marked
 from sp.trace import write_atomic
 
-TTFT_CONFIG: Mapping[str, Wanted] = {
+TTFT_CONFIG: Mapping[str, FieldType] = {
     "target": TEXT,
     "kv": TEXT,
     **dict.fromkeys(("drafter", "scorer", "attention", "vram", "path", "engine", "selector", "blocks"), TEXT.optional),
     **{name: number().optional for name in ("alpha", "density")},
     "new_tokens": whole().optional,
 }
-TTFT: Mapping[str, Wanted] = {
+TTFT: Mapping[str, FieldType] = {
     "stages": OBJECT,
     "error": TEXT.optional,
     **{name: number(0).optional for name in ("first_ttft_s", "cold_ttft_s", "density", "decode_tok_s", "speedup")},
     **{name: whole().optional for name in ("cold_compiled", "kept_tokens", "peak_bytes", "full_runs")},
     "process": ATOM.optional,
 }
-PAIR: Mapping[str, Wanted] = {"model": TEXT, "draft": TEXT, "context": whole(), "kv": TEXT, "path": TEXT}
-DECODE_CONFIG: Mapping[str, Wanted] = {**PAIR, "method": TEXT, "budget": whole(), "mode": TEXT}
+PAIR: Mapping[str, FieldType] = {"model": TEXT, "draft": TEXT, "context": whole(), "kv": TEXT, "path": TEXT}
+DECODE_CONFIG: Mapping[str, FieldType] = {**PAIR, "method": TEXT, "budget": whole(), "mode": TEXT}
 LENGTHS = ("acceptance_length", "acceptance_low", "acceptance_high")
-DECODE: Mapping[str, Wanted] = {
+DECODE: Mapping[str, FieldType] = {
     **dict.fromkeys((*LENGTHS, "tok_s", "tok_s_low", "tok_s_high", "speedup", "pass_ms", "greedy_tok_s"), number(0)),
     "passes": whole(),
 }
-REAL: Mapping[str, Wanted] = {"equal": whole(), "answers": whole(), "by_task": OBJECT}
+REAL: Mapping[str, FieldType] = {"equal": whole(), "answers": whole(), "by_task": OBJECT}
 """Metrics of answers that were compared with greedy ones; simulated acceptance has none."""
-BY_TASK: Mapping[str, Wanted] = {**dict.fromkeys(LENGTHS, number(0)), "answers": whole()}
-VERIFY_CONFIG: Mapping[str, Wanted] = {**PAIR, "pass": TEXT, "nodes": whole()}
-VERIFY: Mapping[str, Wanted] = dict.fromkeys(
+BY_TASK: Mapping[str, FieldType] = {**dict.fromkeys(LENGTHS, number(0)), "answers": whole()}
+VERIFY_CONFIG: Mapping[str, FieldType] = {**PAIR, "pass": TEXT, "nodes": whole()}
+VERIFY: Mapping[str, FieldType] = dict.fromkeys(
     ("ms", "ratio_to_decode", "decode_ms", "draft_ms", "keep_ms", "propose_ms"), number(0)
 )
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sp.columns import ColumnTable
 from sp.errors import printable
-from sp.page.heat import Heated, Place, strip
+from sp.page.heat import HeatMap, Place, overview
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
 from sp.prompt.heat import KINDS, LEVELS, edges, kinds, text_of
 from sp.session import Answer, Pipeline, RunOptions, RunResult
@@ -91,7 +91,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
 
 def stage_table(result: RunResult) -> ColumnTable:
     """Return the stages of the compressed pass and of the full one, with seconds, tokens and share."""
-    table = ColumnTable(["pass", "stage", "seconds", "tokens", "share"], [], left=2, head_style="bold")
+    table = ColumnTable(["pass", "stage", "seconds", "tokens", "share"], [], text_columns=2, head_style="bold")
     for label, answer in passes(result):
         for row in stage_rows(answer):
             table.add_row(
@@ -276,7 +276,7 @@ def run_page(result: RunResult, report: Mapping[str, Any], trace_facts: Mapping[
     compression was or was not active.
     """
     selected = None if result.selection is None else result.selection.selected
-    heated = Heated.of(result.prompt, selected, result.scores)
+    heated = HeatMap.of(result.prompt, selected, result.scores)
     return page(
         f"sp run: {trace_facts.get('question') or 'a prompt'}"[:80],
         tag("main",
@@ -326,10 +326,10 @@ def _figures(report: Mapping[str, Any]) -> Html:
     return facts(figures)
 
 
-def _tokens(heated: Heated, result: RunResult) -> Sequence[Html]:
+def _tokens(heated: HeatMap, result: RunResult) -> Sequence[Html]:
     places = heated.places()
     row_names = tag("div", *(tag("span", name) for name in STRIP_ROWS), class_="rows", aria_hidden="true")
-    parts = [_legend(result), tag("p", STRIP, class_="note"), tag("div", row_names, strip(heated), class_="along")]
+    parts = [_legend(result), tag("p", STRIP, class_="note"), tag("div", row_names, overview(heated), class_="along")]
     parts += [_places(heated, places)] if places else []
     parts += [_tools(result), tag("div", heated.markup(), class_="whole" if result.selection is None else None)]
     return parts
@@ -345,15 +345,15 @@ def _legend(result: RunResult) -> Html:
     return tag("p", "More important than ", levels, "of the tokens.", tag("br"), labels, class_="legend")
 
 
-def _places(heated: Heated, places: Sequence[Place]) -> Html:
+def _places(heated: HeatMap, places: Sequence[Place]) -> Html:
     rows = []
     for place in places:
         text = " ".join(heated.text(place.start, place.end)[: 2 * LONGEST].split())
         text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
         name = tag("a", place.name.replace("-", " "), href=f"#{place.name}")
-        share = f"{100 * place.kept:.0f} %"
+        share = f"{100 * place.kept_share:.0f} %"
         rows.append([Cell(name, place.start), Cell(text, text), Cell(f"{place.start:,}", place.start),
-                     Cell(share, place.kept)])  # fmt: skip
+                     Cell(share, place.kept_share)])  # fmt: skip
     return sortable("Needles and question", ["where", "text", "token", "kept"], rows, ["text"])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sp.page.forest import Line, Scale, forest, spread
+from sp.page.forest import ForestRow, Scale, forest, symmetric_ends
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
 from sp.studies.figures import PictureFormat, picture_markdown, save_figure, tokens_label
 from sp.studies.plots.pareto import forest_figure, needle_figure, pareto_figure, stage_figure
@@ -114,10 +114,12 @@ def _plot(title: str, lines: Sequence[Summary], view: View) -> Html:
     for line in lines:
         value, low, high = (_times(line.get(column), view.times) for column in (view.value, view.low, view.high))
         plotted.append(
-            Line(view.name(line), "full" if line["cell"] < 0 else kind_of(line["scorer"]), line["n"], value, low, high)
+            ForestRow(
+                view.name(line), "full" if line["cell"] < 0 else kind_of(line["scorer"]), line["n"], value, low, high
+            )
         )
     values = [value for row in plotted for value in (row.value, row.low, row.high) if value is not None]
-    low, high = view.ends or spread(values)
+    low, high = view.ends or symmetric_ends(values)
     full = next((row.value for row in plotted if row.kind == "full"), None)
     return forest(title, Scale(view.title, low, high, view.pattern, full), plotted)
 
@@ -337,9 +339,9 @@ def _answers(title: str, groups: dict[str, Group]) -> Html:
     return forest(title, scale, lines)
 
 
-def _line(name: str, groups: Mapping[str, Group], shares: tuple[float, float, float]) -> Line:
+def _line(name: str, groups: Mapping[str, Group], shares: tuple[float, float, float]) -> ForestRow:
     value, low, high = (100 * share for share in shares)
-    return Line(name, kind_of(name), groups[name].n, value, low, high, _coverage_note(groups[name], groups))
+    return ForestRow(name, kind_of(name), groups[name].n, value, low, high, _coverage_note(groups[name], groups))
 
 
 def _coverage_note(group: Group, groups: Mapping[str, Group]) -> str:
@@ -358,7 +360,9 @@ def _differences(title: str, groups: dict[str, Group]) -> Html:
     lines = [_line(name, groups, difference) for name, difference in differences.items() if difference]
     if not lines:
         return Html("")
-    low, high = spread([value for line in lines for value in (line.value, line.low, line.high) if value is not None])
+    low, high = symmetric_ends(
+        [value for line in lines for value in (line.value, line.low, line.high) if value is not None]
+    )
     plot = forest(title, Scale("points (95 %)", low, high, "{:+.0f}", 0.0), lines)
     return tag("details", tag("summary", "Against the full prefill, on the same examples"), plot)
 

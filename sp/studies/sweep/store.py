@@ -44,7 +44,19 @@ from sp import __version__
 from sp.errors import ConfigError, short
 from sp.evals.run import COLUMNS, RESULTS
 from sp.evals.run import Row as Row
-from sp.json_lines import ATOM, LIST, LONGEST_LINE, OBJECT, TEXT, Wanted, check, check_each, number, parse_object, whole
+from sp.json_lines import (
+    ATOM,
+    LIST,
+    LONGEST_LINE,
+    OBJECT,
+    TEXT,
+    FieldType,
+    check,
+    check_each,
+    number,
+    parse_object,
+    whole,
+)
 from sp.kernels.machine import machine_facts
 from sp.values import whole as whole_of
 
@@ -54,7 +66,7 @@ def is_int(value: object) -> bool:
     return (number := whole_of(value)) is not None and abs(number) < 1 << 63
 
 
-ROW: Mapping[str, Wanted] = {
+ROW: Mapping[str, FieldType] = {
     "task": TEXT,
     "example": TEXT,
     "tokens_asked": whole(),
@@ -64,29 +76,31 @@ ROW: Mapping[str, Wanted] = {
     "status": TEXT,
     "keep_ratio": number(0, 1),
 }
-OPTIONAL: Mapping[str, Wanted] = {
+OPTIONAL: Mapping[str, FieldType] = {
     **dict.fromkeys((*COLUMNS, "options", "thinking", "reasoning_effort", "decode"), ATOM.optional),
     **{name: number().optional for name in (*RESULTS, "prompt_tokens") if name not in ("answer", "correct")},
     **{name: number(0, 1).optional for name in ("depth", "asked_depth", "needle_recall", "realised_keep")},
     "keep_ratio": number(0, 1),
-    "seed": Wanted("a whole number", is_int, required=False),
+    "seed": FieldType("a whole number", is_int, required=False),
     "decode": TEXT.optional,
-    "pair": Wanted(TEXT.words, lambda value: isinstance(value, str), required=False),
-    "given_kept": Wanted("true or false", lambda value: value in (True, False), required=False),
+    "pair": FieldType(TEXT.words, lambda value: isinstance(value, str), required=False),
+    "given_kept": FieldType("true or false", lambda value: value in (True, False), required=False),
     "ttft_s": number(0).optional,
     "models": OBJECT.optional,
 }
-READ: Mapping[str, Wanted] = {"correct": Wanted("0 or 1", lambda value: type(value) in (int, bool) and value in (0, 1))}
+READ: Mapping[str, FieldType] = {
+    "correct": FieldType("0 or 1", lambda value: type(value) in (int, bool) and value in (0, 1))
+}
 """Fields of answered rows."""
-MODEL: Mapping[str, Wanted] = {"file": TEXT, "sha256": TEXT, "rope": TEXT.optional}
-SESSION: Mapping[str, Wanted] = {
+MODEL: Mapping[str, FieldType] = {"file": TEXT, "sha256": TEXT, "rope": TEXT.optional}
+SESSION: Mapping[str, FieldType] = {
     "session": TEXT,
     "sweep": TEXT,
     "date": TEXT,
     **dict.fromkeys(("commit", "gpu", "cpu", "driver"), TEXT.optional),
     "cores": ATOM.optional,
 }
-RUN: Mapping[str, Wanted] = {
+RUN: Mapping[str, FieldType] = {
     "run": TEXT,
     "session": TEXT,
     "config": OBJECT,
@@ -94,8 +108,8 @@ RUN: Mapping[str, Wanted] = {
     **dict.fromkeys(("part", "cell_set"), TEXT.optional),
     "seconds": number(0),
 }
-CONFIG: Mapping[str, Wanted] = {"tokens": whole(1), "count": whole(1), "cells": LIST}
-FAILED: Mapping[str, Wanted] = {"run": TEXT}
+CONFIG: Mapping[str, FieldType] = {"tokens": whole(1), "count": whole(1), "cells": LIST}
+FAILED: Mapping[str, FieldType] = {"run": TEXT}
 
 
 def check_row(row: Row, where: str) -> Row:

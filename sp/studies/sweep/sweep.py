@@ -190,7 +190,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 SECTIONS = ("pairs", "tasks", "cells")
 TOP_FIELDS, TASK_FIELDS = ({field.name: field for field in fields_of(keys)} for keys in (TopKeys, TaskKeys))
-CELL_FIELDS = {field.name: field for field in fields_of(RunOptions) if field.option.written}
+CELL_FIELDS = {field.name: field for field in fields_of(RunOptions) if field.option.textual}
 STRATEGIES = {name: (registry, str(CELL_FIELDS[name].default)) for name, registry in BY_NAME.items()}
 COMPRESS = "always"  # default of cells, which are there to compare compressed prefills
 CELL_KEYS = (*CELL_FIELDS, *(f"{name}." for name in STRATEGIES))

@@ -1,4 +1,4 @@
-"""What several commands take, each declared once, and how they open a pair, its kernels compiled ahead."""
+"""Options that several commands share, and how commands open a pair of models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from sp.commands.shell.line import opt
+from sp.commands.shell.parser import opt
 from sp.commands.shell.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
@@ -30,8 +30,11 @@ GROUPS = ("scorer", "selector", "target", "decode")
 
 
 def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Strategies of a run, each as ``name`` or ``name[option=value]``, with `--set` options, as fields of `RunOptions`.
-    A scorer's attention is left to device and prompt length unless it was set."""
+    """Build the strategies of a run, as keywords of `RunOptions`.
+
+    `scorer`, `selector`, `decode`: texts such as ``name`` or ``name[option=value]``; `settings`: values of `--set`.
+    Unless they set it, a scorer's attention depends on device and prompt length.
+    """
     from sp.decode import DECODERS
     from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.scoring import SCORERS
@@ -40,10 +43,10 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
 
     scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)
     name, own = read_name(scorer, SCORERS, "--scorer")
-    given = getattr(SCORERS.class_of(name), "renamed", dict)(own | scoring)
-    chosen = SCORERS.build(name, given)
+    options = getattr(SCORERS.class_of(name), "renamed", dict)(own | scoring)
+    chosen = SCORERS.build(name, options)
     return {
-        "scorer": chosen if "sparse" in given else by_length(chosen),
+        "scorer": chosen if "sparse" in options else by_length(chosen),
         "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
         "target_sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
         "decode": read_strategy(decode, DECODERS, "--decode", decoding),
@@ -51,7 +54,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
 
 
 def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
-    """Options of `group` among `group.name=value` settings; values are read as YAML."""
+    """Return the options of a group among ``group.name=value`` settings; values are read as YAML."""
     options = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -69,58 +72,58 @@ def overrides(settings: Sequence[str], group: str) -> dict[str, object]:
 
 
 def read_shares(text: str, option: str) -> list[float]:
-    """Numbers from 0 to 1: a list ``0,0.5,1``, or ``0..1/11`` for so many from one to the other.
+    """Read numbers from 0 to 1: a list such as ``0,0.5,1``, or ``0..1/11`` for 11 evenly spaced ones.
 
     >>> read_shares("0..1/5", "--depths"), read_shares("0.05,0.1", "--keep-ratio")
     ([0.0, 0.25, 0.5, 0.75, 1.0], [0.05, 0.1])
     """
-    wanted = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {short(text)!r}"
-    spread = re.fullmatch(r"\s*([\d.]+?)\.\.([\d.]+)/(\d+)\s*", text)
+    syntax = f"{option} takes numbers from 0 to 1 such as 0.05,0.1, or 0..1/11 for eleven of them, not {short(text)!r}"
+    grid = re.fullmatch(r"\s*([\d.]+?)\.\.([\d.]+)/(\d+)\s*", text)
     try:
-        if spread:
-            low, high, amount = float(spread[1]), float(spread[2]), int(spread[3])
-            found = [low + (high - low) * i / max(1, amount - 1) for i in range(amount)]
+        if grid:
+            low, high, amount = float(grid[1]), float(grid[2]), int(grid[3])
+            shares = [low + (high - low) * i / max(1, amount - 1) for i in range(amount)]
         else:
-            found = [float(part) for part in text.split(",")]
+            shares = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(wanted) from None
-    if not found or not all(0 <= one <= 1 for one in found):
-        raise ConfigError(wanted)
-    return found
+        raise ConfigError(syntax) from None
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise ConfigError(syntax)
+    return shares
 
 
-OnDevice = Annotated[Where, opt(help="The GPU, the CPU, or the GPU if there is one.")]
-Devices = Annotated[
-    str, opt("--devices", help="GPUs that share the runs, e.g. 0,1: a process each, which sees no other.")
-]
+OnDevice = Annotated[Where, opt(help="cuda, cpu, or auto: the GPU if there is one.")]
+Devices = Annotated[str, opt("--devices", help="GPUs to distribute the runs over, e.g. 0,1; one process per GPU.")]
 RayAddress = Annotated[
-    str | None, opt(help="HOST:PORT of a Ray cluster's head; RAY_ADDRESS, or else this machine alone, if left out.")
+    str | None,
+    opt(help="HOST:PORT of a Ray cluster's head; RAY_ADDRESS if omitted, or a cluster on this machine."),
 ]
 Speculator = Annotated[
-    Path | None, opt(help="DFlash draft model of the target, .gguf or .safetensors; the embedded target has its own.")
+    Path | None,
+    opt(help="DFlash draft model of the target, .gguf or .safetensors; the embedded target has an embedded one."),
 ]
-KernelPath = Annotated[Literal["auto", "portable"], opt(help="Kernels: auto, or portable (those for any GPU).")]
-RecordBelow = Annotated[Path | None, opt(help="Append the results below this folder, e.g. results.")]
+KernelPath = Annotated[Literal["auto", "portable"], opt(help="Kernels: auto, or portable (those for every GPU).")]
 PromptLength = Annotated[Tokens, Option(least=1)]
 Prompts = Annotated[tuple[PromptLength, ...], opt("-p", "--prompts", help="Prompt lengths, comma-separated.")]
 
 
 @dataclass(frozen=True)
-class RunAsked(RunOptions):
-    """The options of a run as the command line has them.
+class RunArguments(RunOptions):
+    """Options of a run on the command line, where strategies are texts.
 
     Parameters
     ----------
     settings : list of str
-        Option of a strategy, e.g. scorer.queries=16 or decode.budget=22, or of the target's sparse prefill,
+        Option of a strategy, e.g. scorer.queries=16 or decode.budget=22, or of the target's sparse prefill, e.g.
         target.alpha=0.1; repeatable.
     """
 
-    positions: Positions | None = None  # type: ignore[assignment]  # contiguous where the mapping asks for that
+    positions: Positions | None = None  # type: ignore[assignment]  # depends on the mapping, see below
     settings: Annotated[list[str], Option(flags=("--set",))] = ()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         built = read_settings(self.scorer, self.selector, self.decode, self.settings)  # type: ignore[arg-type]
+        # text_rejoin tokenises the selected text again: its tokens have no positions of the prompt
         built["positions"] = self.positions or ("contiguous" if self.mapping == "text_rejoin" else "original")
         for name, value in built.items():
             object.__setattr__(self, name, value)
@@ -128,16 +131,16 @@ class RunAsked(RunOptions):
 
     @property
     def options(self) -> RunOptions:
-        """Plain."""
-        return RunOptions(**{one.name: getattr(self, one.name) for one in fields(RunOptions)})
+        """The same options as a `RunOptions`."""
+        return RunOptions(**{field.name: getattr(self, field.name) for field in fields(RunOptions)})
 
 
 class FileType(str):
-    """Name of a file type; one that there is not is told before any work."""
+    """Name of a file type, checked when the command line is parsed."""
 
     @classmethod
     def parse(cls, text: str, where: str) -> FileType:
-        """Its name; ConfigError, which says where, for none."""
+        """Check a name; ConfigError if it is unknown. `where`: option, for the message."""
         from sp.models.file.file_type import FILE_TYPES
 
         if text not in FILE_TYPES:
@@ -146,11 +149,11 @@ class FileType(str):
 
 
 class ShapeName(str):
-    """Name of a shape of random weights, likewise."""
+    """Name of a shape of random weights, checked when the command line is parsed."""
 
     @classmethod
     def parse(cls, text: str, where: str) -> ShapeName:
-        """Its name; ConfigError, which says where, for none."""
+        """Check a name; ConfigError if it is unknown. `where`: option, for the message."""
         from sp.models.synthetic.shapes import list_shapes
 
         if text not in list_shapes():
@@ -160,7 +163,7 @@ class ShapeName(str):
 
 BF16, Q8_0 = FileType("bf16"), FileType("q8_0")
 Share = Annotated[float, Option(least=1e-6, most=1)]
-"""A share of tokens that are kept, above 0."""
+"""A keep ratio above 0."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,9 @@ class Synthetic:
     Parameters
     ----------
     synthetic_target, synthetic_drafter : str, optional
-        Random weights in a named shape instead, e.g. qwen3.6-27b or qwen3-0.6b.
+        Shape of random weights in place of a model, e.g. qwen3.6-27b or qwen3-0.6b.
     target_type : str, optional
-        File type of the target's random weights; the one that its shape is meant in if left out, q4_k_m of most.
+        File type of the target's random weights; the usual one of its shape if omitted, mostly q4_k_m.
     drafter_type : str
         File type of the drafter's random weights.
     """
@@ -186,17 +189,17 @@ class Synthetic:
 
 
 @dataclass(frozen=True)
-class Results:
-    """Where the results of a bench go, and in which form.
+class OutputOptions:
+    """Output of a benchmark: format, and folder of records.
 
     Parameters
     ----------
     record : Path, optional
-        Append the results below this folder, e.g. results.
+        Append the results as records below this folder, e.g. results.
     output : {"table", "md", "json", "csv"}
-        Form of the results.
+        Format of the results.
     wide : bool
-        Show all columns of tables side by side, however long lines get.
+        Show all columns of tables side by side, whatever the width of the terminal.
     as_json : bool
         Print one JSON object instead of tables.
     """
@@ -213,33 +216,35 @@ class Results:
         if self.as_json:
             object.__setattr__(self, "output", "json")
 
-    def keep(self, made: Mapping[str, Any]) -> None:
-        """Append a record, if that was asked for, at once: a later test may fail."""
+    def append_record(self, record: Mapping[str, Any]) -> None:
+        """Append a record with `--record`; call it after each test, as a later one may fail."""
         from sp.bench.record import append
 
         if self.record is not None:
-            append(dict(made), self.record)
+            append(dict(record), self.record)
 
-    def plain(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Any], **more: Any) -> bool:
-        """Print rows as JSON, each with its samples, or as CSV; whether one of them was asked for."""
+    def print_plain(self, rows: Sequence[Mapping[str, Any]], samples: Sequence[Any], **more: Any) -> bool:
+        """Print rows as JSON, each with its samples, or as CSV; return False if the output is a table."""
         if self.output == "json":
-            tests = [{**row, "samples": each} for row, each in zip(rows, samples, strict=True)]
+            tests = [{**row, "samples": values} for row, values in zip(rows, samples, strict=True)]
             print_json({"tests": tests, **more})
         elif self.output == "csv":
             print_csv(rows)
         return self.output in ("json", "csv")
 
-    def title(self, text: str) -> None:
-        """Print what stands above a table, within the width of a terminal."""
+    def print_title(self, text: str) -> None:
+        """Print the title of a table, folded to the width of the terminal."""
         print((fill(text, text_width()) if self.output == "table" else text) + "\n")
 
-    def table(self, heads: Sequence[str], cells: Sequence[Sequence[str]], left: int, main: Sequence[str] = ()) -> None:
-        """Print a table; see `print_table`."""
-        print_table(heads, cells, self.output, left, main=main, wide=self.wide)
+    def print_table(
+        self, heads: Sequence[str], cells: Sequence[Sequence[str]], text_columns: int, main: Sequence[str] = ()
+    ) -> None:
+        """Print a table in the format of `output`; arguments as for `sp.commands.shell.terminal.print_table`."""
+        print_table(heads, cells, self.output, text_columns, main=main, wide=self.wide)
 
 
 def kernels_of(path: str, device: str) -> tuple[str, AbstractContextManager[None]]:
-    """The path that kernels take on a device, as records have it, and what to time within."""
+    """Return the kernel path on a device, as records name it, and a context in which kernels take it."""
     from sp.kernels import forced_path
     from sp.kernels.path import native_path
 
@@ -249,9 +254,9 @@ def kernels_of(path: str, device: str) -> tuple[str, AbstractContextManager[None
 
 
 def speculator_file(target: Path | None, speculator: Path | None, decoder: str) -> Path:
-    """Return the draft model's file, the embedded one for the embedded target; ConfigError if another target has none.
+    """Return the file of the draft model; for the embedded target the embedded one if omitted.
 
-    `decoder`: name of the speculative decoder, for the message.
+    `decoder`: name of the speculative decoder, for the message. ConfigError if another target has no draft model.
     """
     from sp.session import embedded
 
@@ -262,46 +267,52 @@ def speculator_file(target: Path | None, speculator: Path | None, decoder: str) 
     return speculator or embedded("draft")
 
 
-def tell_thinking(thinking: Thinking, target: Loaded) -> None:
-    """Say so, in a line, where the target's chat template does not take what was asked of thinking."""
+def warn_thinking(thinking: Thinking, target: Loaded) -> None:
+    """Print a line if the target's chat template does not support the thinking options."""
     if note := thinking.note(target.template):
         print(f"sp: {target.path.name}: {note}", file=sys.stderr)
 
 
 def scorers_of(options: RunOptions) -> list[Scorer]:
-    """The scorers that runs with these options use, as `Pipeline.open` takes them."""
+    """Return the scorers that runs with these options use, as an argument of `Pipeline.open`."""
     return [] if options.compress == "off" else [options.scorer]
 
 
 def open_pair(
     models: ModelOptions, place: PlaceOptions, scorers: Sequence[Scorer] | None = None, speculator: Path | None = None
 ) -> Pipeline:
-    """The pair on its device, its kernels compiled; `speculator` is for speculative decoding."""
+    """Open the pair on its device and compile missing kernels.
+
+    `scorers`: those that will run, so that unused layers of the drafter are not loaded; None for all layers;
+    `speculator`: draft model for speculative decoding.
+    """
     from sp.kernels.device import pick_device
     from sp.session import Pipeline
 
     where = pick_device(place.device)
     if where == "cuda":
         compile_kernels()
-    pair = Pipeline.open(**vars(models), **vars(place) | {"device": where}, scorers=scorers, reporter=once)
+    pair = Pipeline.open(**vars(models), **vars(place) | {"device": where}, scorers=scorers, reporter=report_once)
     pair = pair if place.break_even else pair.with_break_evens()
-    if pair.drafter is not None and pair.drafter.chosen:  # as none was named
+    if pair.drafter is not None and pair.drafter.chosen:  # automatically, as --drafter is omitted
         print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)
-    return settled(pair if speculator is None else pair.with_speculator(speculator))
+    return freeze_loaded(pair if speculator is None else pair.with_speculator(speculator))
 
 
 @contextmanager
-def once(what: str, total: int) -> Iterator[Any]:
-    """A `progress_bar` of what is done once and kept, and a line about it wherever standard error goes."""
-    why = "how its keys lie" if what.startswith("measuring") else "which of its layers retrieve"
-    print(f"sp: {what}: {why}; once, it is kept", file=sys.stderr)
-    with progress_bar(what.split()[0], total) as progress:
+def report_once(stage: str, total: int) -> Iterator[Any]:
+    """Report work whose result is cached: a `Reporter` that also prints a line on stderr if that is no terminal."""
+    purpose = "the bases of its keys" if stage.startswith("measuring") else "its retrieval layers"
+    print(f"sp: {stage}: {purpose}; only once, the result is cached", file=sys.stderr)
+    with progress_bar(stage.split()[0], total) as progress:
         yield progress
 
 
-def settled(pair: Pipeline) -> Pipeline:
-    """The same pair. On a device, where that takes a good part of a request, what was loaded by now is no more looked
-    through for cycles."""
+def freeze_loaded(pair: Pipeline) -> Pipeline:
+    """Return the same pair; on a GPU exclude all objects loaded so far from garbage collection.
+
+    There a collection of the loaded modules and models takes a noticeable part of a request.
+    """
     if pair.target.model.device == "cuda":
         gc.collect()
         gc.freeze()
@@ -309,7 +320,7 @@ def settled(pair: Pipeline) -> Pipeline:
 
 
 def compile_kernels() -> None:
-    """Compile what the cache lacks for the present GPU, and say so; silent where nothing is missing."""
+    """Compile the kernels that the cache lacks for this GPU; prints a line only if some are missing."""
     from sp.kernels.device import require_device
     from sp.kernels.jit import device_arches
     from sp.kernels.manifest import kernels
