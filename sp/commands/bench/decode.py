@@ -135,7 +135,7 @@ def bench_decode(
     where = pick_device(device)
     type_ = type_ if synthetic is None else FileType(type_of_shape(synthetic, type_))
     loaded, draft = open_models(target, speculator, synthetic, type_, speculator_type, where)
-    ways, sizes = settings_of([*methods], [*budgets], draft.block_size), fitting([*nodes], draft.block_size)
+    settings, sizes = settings_of([*methods], [*budgets], draft.block_size), fitting([*nodes], draft.block_size)
     facts = model_facts(loaded.path.name, loaded.model.config, type_of(loaded, synthetic and type_))
     cached = {"kv": cache_name(run.kv, run.rotate), "context": prompt}
     common = {**facts, **cached, **running(kernels_of("auto", where)[0]), "engine": "sp"}
@@ -146,18 +146,18 @@ def bench_decode(
 
     if simulated:
         loaded = without_ends(loaded)  # with simulated acceptance answers have a fixed length
-        check_known(acceptances, ways, draft.block_size)
-        runs = [a for way in ways[1:] for a in acceptances if a.of(way, draft.block_size)]
+        check_known(acceptances, settings, draft.block_size)
+        runs = [a for setting in settings[1:] for a in acceptances if a.of(setting, draft.block_size)]
         with progress_bar("measuring", repeats * (1 + len(runs))) as advance:
             for measured in measure_simulated(
-                *(loaded, draft, ways, acceptances, options),
+                *(loaded, draft, settings, acceptances, options),
                 context=prompt, tokens=new, repeats=repeats, progress=lambda: advance(1),
             ):  # fmt: skip
                 append(measured)
     else:
         questions = questions_of(answered_tasks, examples, prompt, loaded)
-        with progress_bar("measuring", (1 + len(questions)) * len(ways)) as advance:
-            answered = measure_pair(loaded, draft, questions, ways, options, lambda: advance(1))
+        with progress_bar("measuring", (1 + len(questions)) * len(settings)) as advance:
+            answered = measure_pair(loaded, draft, questions, settings, options, lambda: advance(1))
         for measured in answered:
             append(measured)
         if trace is not None:
@@ -230,10 +230,10 @@ def questions_of(tasks: Sequence[Any], examples: int, tokens: int, loaded: Any) 
     return [make(task, index) for index in range(examples) for task in tasks]
 
 
-def check_known(acceptances: Sequence[Acceptance], ways: Sequence[tuple[str, int]], block_size: int) -> None:
+def check_known(acceptances: Sequence[Acceptance], settings: Sequence[tuple[str, int]], block_size: int) -> None:
     """Raise ConfigError for a simulated acceptance that applies to none of the methods and budgets."""
     for acceptance in acceptances:
-        if any(acceptance.of(way, block_size) for way in ways[1:]):
+        if any(acceptance.of(setting, block_size) for setting in settings[1:]):
             continue
         if acceptance.constant is not None:
             raise ConfigError(
