@@ -82,7 +82,7 @@ class Cursor:
         return GGUFError(f"{self.path}: {problem}; {advice}")
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Bytes of the file after `pos`."""
         return self.size - self.pos
 
@@ -276,8 +276,8 @@ def _preamble(cursor: Cursor) -> int:
 
 def _count(cursor: Cursor, label: str, limit: int, record: int) -> int:
     count = cursor.u64(label)
-    if count > limit or count * record > cursor.left:
-        raise cursor.fail(f"{label} {count} is over {limit} or needs more than the {cursor.left} remaining bytes")
+    if count > limit or count * record > cursor.remaining:
+        raise cursor.fail(f"{label} {count} is over {limit} or needs more than the {cursor.remaining} remaining bytes")
     return count
 
 
@@ -319,16 +319,16 @@ def _array(cursor: Cursor, label: str, strings_left: int) -> ArrayRef:
     if kind == ValueType.ARRAY:
         raise cursor.fail(f"{label} is an array of arrays, which no model needs")
     if kind == ValueType.STRING:
-        if count > strings_left or count * 8 > cursor.left:
-            raise cursor.fail(f"{label} claims {count} strings in the {cursor.left} bytes left")
+        if count > strings_left or count * 8 > cursor.remaining:
+            raise cursor.fail(f"{label} claims {count} strings in the {cursor.remaining} bytes left")
         start = cursor.pos
         cursor.skip_strings(count, label)
         return ArrayRef(kind, count, start)
     if kind not in DTYPES:
         raise cursor.fail(f"{label} has unknown element type {kind}")
     nbytes = count * DTYPES[kind].itemsize
-    if count > MAX_ARRAY or nbytes > cursor.left:
-        raise cursor.fail(f"{label} claims {count} elements in the {cursor.left} bytes left")
+    if count > MAX_ARRAY or nbytes > cursor.remaining:
+        raise cursor.fail(f"{label} claims {count} elements in the {cursor.remaining} bytes left")
     return ArrayRef(kind, count, cursor.take(nbytes, label))
 
 
