@@ -99,7 +99,7 @@ _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_
 def token_count(text: str, where: str) -> int:
     """Read a number of tokens such as ``8k``: ``k`` stands for 1,024, ``m`` for 1,048,576; ConfigError otherwise."""
     match = COUNT.fullmatch(text.strip())
-    # Decimal, so that 0.1m is found not to be whole; 0.5 stands for a text that is no number.
+    # Decimal, so that 0.1m is recognised as not whole; 0.5 is the result for other texts, and an error below.
     count = Decimal(match[1] or match[2]) * UNITS.get((match[3] or "").lower(), 1) if match else Decimal("0.5")
     if count != int(count):
         raise ConfigError(f"{where} is a number of tokens such as 512, 8k or 1m, not {short(repr(text))}")

@@ -78,10 +78,10 @@ class Plugin:
         return module
 
 
-def find_plugin(text: str, beside: Path | None = None) -> Plugin:
+def find_plugin(text: str, folder: Path | None = None) -> Plugin:
     """Find a plugin by the path of a ``.py`` file or by the name of a module.
 
-    `beside`: folder in which a relative path is looked up if it does not exist in the working directory. ConfigError if
+    `folder`: folder in which a relative path is looked up if it does not exist in the working directory. ConfigError if
     there is no such file, or the text cannot be the name of a module.
     """
     if not text.endswith(".py"):
@@ -91,8 +91,8 @@ def find_plugin(text: str, beside: Path | None = None) -> Plugin:
             )
         return Plugin(text, None, text)
     path = Path(text).expanduser()
-    if beside is not None and not path.is_file():
-        path = beside / path
+    if folder is not None and not path.is_file():
+        path = folder / path
     try:
         file = str(path.resolve())
         there = path.is_file()

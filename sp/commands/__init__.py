@@ -1,1 +1,1 @@
-"""The commands of the command line, one file each, or for those of one idea; `sp.cli` says where each stands."""
+"""The commands of the command line, by subject; `sp.cli` lists the module of each."""
