@@ -1,6 +1,6 @@
 """Mutations of request bodies, to every route that takes one: answered, or refused with a 4xx and one short line.
 
-A share runs as `serve/test_serve_door.py`; many more with `gguf/fuzz_inputs.py`.
+A share runs as `serve/test_serve_access.py`; many more with `gguf/fuzz_inputs.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sp.prompt import Prompt
 from sp.serve.app import Service
 from sp.serve.http import Metrics
 from sp.serve.options import Defaults
-from sp.serve.worker import Worker
+from sp.serve.worker import PipelineWorker
 from sp.session import Pipeline, RunResult
 
 FILL = "The grass is green. " * 150
@@ -156,7 +156,7 @@ class Asking:
 def asking(pair: Pipeline) -> Iterator[Asking]:
     """To a server whose model calls tools."""
     pipeline = Short(replace(pair.target, template=ChatTemplate(PARAMETERS)), pair.drafter)
-    service = Service(Worker(pipeline, Metrics(), 64, None), Defaults(max_new_tokens=64))
+    service = Service(PipelineWorker(pipeline, Metrics(), 64, None), Defaults(max_new_tokens=64))
     service.worker.start()
     try:
         with asyncio.Runner() as runner:

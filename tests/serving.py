@@ -15,9 +15,9 @@ import sp
 from sp.evals.text.filler import filler
 from sp.serve.app import Service
 from sp.serve.guard import Guard
-from sp.serve.http import Limits, Metrics, Server, listen
+from sp.serve.http import ClientLimits, Metrics, Server, listen
 from sp.serve.options import Defaults
-from sp.serve.worker import Worker
+from sp.serve.worker import PipelineWorker
 from sp.session import Conversations, Pipeline, RunOptions
 
 OPTIONS = RunOptions(keep_ratio=0.5, max_new_tokens=12)
@@ -33,7 +33,7 @@ class Running:
 
     url: str
     port: int
-    worker: Worker
+    worker: PipelineWorker
     server: Server
 
 
@@ -77,7 +77,7 @@ def serving(
     pipeline: Pipeline,
     *,
     queue: int = 64,
-    limits: Limits | None = None,
+    limits: ClientLimits | None = None,
     answer: int = 64,
     talks: Conversations | None = None,
     options: RunOptions = OPTIONS,
@@ -85,9 +85,9 @@ def serving(
     guard: Guard | None = None,
 ) -> Iterator[Running]:
     """Start, yield, stop; the end of the thread is asserted."""
-    worker = Worker(pipeline, Metrics(), queue, talks)
+    worker = PipelineWorker(pipeline, Metrics(), queue, talks)
     defaults = Defaults(options, answer, pipeline.speculator is not None)
-    service = Service(worker, defaults, limits or Limits(body_bytes=1 << 20), cors, guard)
+    service = Service(worker, defaults, limits or ClientLimits(body_bytes=1 << 20), cors, guard)
     server, listener = Server(service, grace=5), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     thread = threading.Thread(target=server.serve_on, args=[listener])

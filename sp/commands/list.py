@@ -133,7 +133,7 @@ def items(kind: str) -> list[Item]:
 def _options_of_runs() -> list[Item]:
     """Return the option classes that Python, command line, sweeps and server share, and the fields of requests."""
     from sp.chat import Thinking
-    from sp.serve.fields import Choosing
+    from sp.serve.fields import SamplingFields
     from sp.serve.options import REQUESTED, Overrides, ServerOptions
     from sp.session import ConversationOptions
     from sp.session.options import ModelOptions, PlaceOptions, RunOptions
@@ -141,7 +141,7 @@ def _options_of_runs() -> list[Item]:
     kinds = (ModelOptions, PlaceOptions, RunOptions, Thinking, ConversationOptions, ServerOptions)
     classes = [Item(cls.__name__, summary_of(cls), tuple(fields_of(cls))) for cls in kinds]
     of_request = [dataclasses.replace(option, default="the server's") for option in REQUESTED.values()]
-    classes.append(Item("fields of a request", summary_of(Choosing), tuple(fields_of(Choosing))))
+    classes.append(Item("fields of a request", summary_of(SamplingFields), tuple(fields_of(SamplingFields))))
     return [*classes, Item("sp of a request", summary_of(Overrides), (*of_request, *fields_of(Overrides)[:-1]))]
 
 

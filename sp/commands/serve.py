@@ -31,16 +31,16 @@ MISSING: str | None = None
 try:
     from sp.serve.app import Service
     from sp.serve.guard import Guard, hosts_of, key_of, on_loopback
-    from sp.serve.http import Limits, Metrics, Server, listen, log_requests, origins_of
-    from sp.serve.worker import Worker
+    from sp.serve.http import ClientLimits, Metrics, Server, listen, log_requests, origins_of
+    from sp.serve.worker import PipelineWorker
 except ModuleNotFoundError as error:
     if (error.name or "sp").partition(".")[0] == "sp":
         raise
     MISSING = error.name  # reported when the command runs; its help needs none of these
 
 if TYPE_CHECKING:
-    from sp.serve.door import Door
-    from sp.serve.http import Served
+    from sp.serve.http import HttpService
+    from sp.serve.router import RouterService
 
 KEY = "SP_API_KEY"
 
@@ -134,12 +134,12 @@ def serve(
         key = secrets.token_urlsafe(24) if new_key else key
         # The host names that are allowed keep web pages from reaching the server by DNS rebinding.
         guard = Guard(hosts_of(allow_host or [], host, loopback=on_loopback(listener)), key)
-        served: Served
+        served: HttpService
         if replicas == 1:
             served = open_service(service, log, origins, guard)
             model, shared = served.model, f", {gpus} GPUs" if gpus > 1 else ""
         else:
-            served, model = stack.enter_context(open_door(service, replicas, address, origins, log, guard))
+            served, model = stack.enter_context(open_router(service, replicas, address, origins, log, guard))
             shared = f", {replicas} replicas"
         if access_log:
             log_requests()
@@ -170,9 +170,9 @@ class ServiceOptions:
     server: ServerOptions
 
     @property
-    def limits(self) -> Limits:
-        """Limits of one client."""
-        return Limits(body_bytes=self.server.max_body << 20)
+    def limits(self) -> ClientLimits:
+        """ClientLimits of one client."""
+        return ClientLimits(body_bytes=self.server.max_body << 20)
 
 
 def open_service(
@@ -185,7 +185,7 @@ def open_service(
         log(f"{pipeline.target.path.name}: {note}")
     pipeline.ready(service.options, report_once)
     pipeline.warm_up(options=service.options)
-    worker = Worker(pipeline, Metrics(), service.server.queue, conversations_of(service, pipeline, log))
+    worker = PipelineWorker(pipeline, Metrics(), service.server.queue, conversations_of(service, pipeline, log))
     server, speculative = service.server, pipeline.speculator is not None
     defaults = Defaults(service.options, server.max_tokens, speculative, service.thinking, server.strict_fields)
     return Service(worker, defaults, service.limits, cors, guard)
@@ -211,14 +211,14 @@ def conversations_of(service: ServiceOptions, pipeline: Pipeline, log: Callable[
 
 
 @contextmanager
-def open_door(
+def open_router(
     service: ServiceOptions,
     replicas: int,
     address: str | None,
     cors: tuple[str, ...],
     log: Callable[[str], None],
     guard: Guard | None = None,
-) -> Iterator[tuple[Door, str]]:
+) -> Iterator[tuple[RouterService, str]]:
     """Start replicas behind a router, and yield the router and the name of their target once all are ready.
 
     `log` is called with lines of remarks.
@@ -231,20 +231,20 @@ def open_door(
     with ExitStack() as stack:
         cluster = join("--replicas", address, replicas)
         stack.callback(cluster.close)
-        from sp.serve.door import Door
         from sp.serve.replica import deployed
+        from sp.serve.router import RouterService
 
         kind: Literal["GPU", "CPU"] = "GPU" if pick_device(service.place.device) == "cuda" else "CPU"
         handle = stack.enter_context(
             deployed(cluster, partial(open_replica, loaded_plugins(), pickle.dumps(service)), replicas, kind)
         )
-        door = Door(handle, replicas, service.limits, cors, guard)
-        states = asyncio.run(door.states())
+        router = RouterService(handle, replicas, service.limits, cors, guard)
+        states = asyncio.run(router.states())
         if not states:
             raise ConfigError("the replicas have started but do not answer; see the logs of Ray Serve, /tmp/ray")
         for note in states[0]["notes"]:
             log(note)
-        yield door, states[0]["model"]
+        yield router, states[0]["model"]
 
 
 def open_replica(plugins: Sequence[Plugin], pickled: bytes, log: Callable[[str], None]) -> Service:

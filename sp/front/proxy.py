@@ -29,7 +29,7 @@ from sp.front.rules import KEEP_RATIO_HEADER, Rules, rules_of
 from sp.front.upstream import Upstream, UsageReader, prompt_tokens, reply_headers
 from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import TOO_LONG, RequestError
-from sp.serve.guard import Guard, around
+from sp.serve.guard import Guard, access_middleware
 from sp.serve.http import EXPOSITION, HEADERS, too_long
 from sp.serve.streams import disconnected
 
@@ -140,7 +140,7 @@ class Front:
             Route("/metrics", self.show_metrics),
             Route("/{path:path}", self.forward, methods=METHODS),
         ]
-        return Starlette(routes=routes, middleware=around((), self.guard), lifespan=self._lifespan)
+        return Starlette(routes=routes, middleware=access_middleware((), self.guard), lifespan=self._lifespan)
 
     def close(self) -> None:
         """Do nothing: no request waits here but for the upstream server."""

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
+from sp.chat.messages import describe_value
 from sp.config import Option, from_mapping
 from sp.errors import ConfigError, short
-from sp.serve.fields import RequestError, shown
+from sp.serve.fields import RequestError
 
 KEEP_RATIO_HEADER = "x-sp-keep-ratio"
 
@@ -75,7 +76,7 @@ def rules_of(defaults: Rules, field: Any, header: str | None) -> Rules | None:
             message = f"{KEEP_RATIO_HEADER} is {short(header)!r}; send a share such as 0.2, or off"
             raise RequestError(message) from None
     if field is not None and not isinstance(field, Mapping):
-        raise RequestError(f"sp is {shown(field)}; send an object such as {{'keep_ratio': 0.2}}", "sp")
+        raise RequestError(f"sp is {describe_value(field)}; send an object such as {{'keep_ratio': 0.2}}", "sp")
     try:
         options = asdict(from_mapping(RequestRules, field or {}, "sp"))
         if options.pop("off"):

@@ -1,4 +1,4 @@
-"""Connections: those that send nothing in time are closed, and where there are too many a line says so."""
+"""Connections: those that send no request in time are closed, and when there are too many a line is logged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from uvicorn.protocols.http import h11_impl
 
 log = logging.getLogger("sp.serve")
 
-IDLE: Any = h11_impl.h11.IDLE  # type: ignore[attr-defined]  # of what uvicorn speaks with
-HEADER_SECONDS = 10.0  # in which the headers of a request must be here, from their first byte or the connection on
-TOLD_SECONDS = 60.0  # between two lines that say the same
-FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # for which accept() fails
+IDLE: Any = h11_impl.h11.IDLE  # type: ignore[attr-defined]  # a state of uvicorn's HTTP parser
+HEADER_SECONDS = 10.0  # until the headers must be complete, from the connection or their first byte
+LOG_SECONDS = 60.0  # between two log lines of the same error
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # errors of accept() for lack of resources
 
 
-class Impatient(h11_impl.H11Protocol):
-    """uvicorn's own, whose patience with headers ends."""
+class TimedProtocol(h11_impl.H11Protocol):
+    """uvicorn's HTTP protocol with a timeout for headers."""
 
     _waiting: asyncio.TimerHandle | None = None
 
@@ -36,7 +36,7 @@ class Impatient(h11_impl.H11Protocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        """Begin to wait for headers, or go on; or stop, as they are here."""
+        """Start or continue the timer for headers; stop it once they are complete."""
         if self.conn.their_state is not IDLE:
             self._stop()
         elif self._waiting is None:
@@ -52,21 +52,23 @@ class Impatient(h11_impl.H11Protocol):
             self._waiting = None
 
 
-class Troubles:
-    """What the event loop calls with errors that nobody awaits. That there are no descriptors is one line a minute, not
-    a traceback for each of the thousands of connections that may wait at a socket.
+class LoopErrors:
+    """A handler for exceptions of the event loop that nobody awaits.
+
+    A lack of descriptors is logged as one line a minute, instead of a traceback for each of the thousands of
+    connections that may wait at a socket.
     """
 
     def __init__(self) -> None:
-        self._told = -TOLD_SECONDS
+        self._logged = -LOG_SECONDS
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Tell of one error."""
+        """Report one error."""
         error, handle = context.get("exception"), context.get("handle")
         if isinstance(error, ValueError) and "._start_serving" in repr(handle):
-            return  # CPython tries accept() again a second after it failed, also where the socket is closed by then
+            return  # CPython retries accept() after a second, even if the socket is closed by then
         if not (isinstance(error, OSError) and error.errno in FULL):
             loop.default_exception_handler(context)
-        elif (now := time.monotonic()) - self._told >= TOLD_SECONDS:
-            self._told = now
+        elif (now := time.monotonic()) - self._logged >= LOG_SECONDS:
+            self._logged = now
             log.error("no more connections (%s); close some, or raise the limit (ulimit -n)", error.strerror)

@@ -1,4 +1,4 @@
-"""Single values of a request's body, of the type and in the range they must have: numbers of sampling, formats."""
+"""Fields of a request's body, checked for type and range: sampling, penalties, formats."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from sp.decode.base import COLDEST
 from sp.errors import ChangedError, DeviceError, SpError, TooLongError, plain
 from sp.ops.sampling.biased import Penalties
 
-shown = describe_value
 LONGEST_MESSAGE = 300
-TOO_LONG = "context_length_exceeded"  # by which clients know that they have to shorten a conversation
+TOO_LONG = "context_length_exceeded"  # the code by which clients know that they must shorten the conversation
 IN_A_REQUEST = {
     "--keep-ratio": "sp.keep_ratio",
     "--max-new-tokens": "max_tokens",
     "pass a text with --prompt-file": "send some text",
-}  # what the options that errors of the pipeline speak of are called in a request
+}  # options in errors of the pipeline, and their names in a request
 
 
 class RequestError(SpError):
-    """A request that cannot be served. `message`: what is wrong, where, and what to do; `param`: the field of the body
-    at fault.
+    """A request that cannot be served.
+
+    `message`: says what is wrong, where, and what to do; `param`: the body's field at fault.
     """
 
     def __init__(
@@ -42,7 +42,9 @@ class RequestError(SpError):
         self.param, self.status, self.code = param, status, code
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the response; what the client sent is shown in part and without control characters."""
+        """Return the JSON of the response; text that the client sent is shortened and stripped of control
+        characters.
+        """
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         message = plain(str(self), LONGEST_MESSAGE)
         param = None if self.param is None else plain(self.param)
@@ -50,7 +52,7 @@ class RequestError(SpError):
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """The error a client is shown for whatever went wrong while its request was served."""
+    """Return the error that a client gets for any exception while its request was served."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, SpError):
@@ -65,126 +67,130 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, MemoryError):
         advice = "send a shorter prompt, or one with a lower sp.keep_ratio"
         return RequestError(f"out of memory; {advice}", status=503, code="out_of_memory")
-    return RequestError("internal error; the server's log says more", status=500, code="internal_error")
+    return RequestError("internal error; see the server's log", status=500, code="internal_error")
 
 
 MOST_VALUES = 200_000
-"""Strings and parts of lists and objects in a body; a chat of a thousand messages has some ten thousand."""
+"""Strings and members of lists and objects in a body; a chat of a thousand messages has about ten thousand."""
+# A JSON string. Possessive quantifiers: no backtracking, whatever a client sends.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def check_shape(raw: bytes) -> None:
-    """RequestError for a text with more than `MOST_VALUES` values; takes time in proportion to its bytes. It need not
-    be JSON: a string that does not end is for the parser to tell.
+    """Raise RequestError for a text with more than `MOST_VALUES` values, in time proportional to its length.
+
+    It need not be valid JSON: a string without end is left to the parser.
     """
-    at, found = 0, 0
-    while at < len(raw):
-        quote = raw.find(b'"', at)
+    offset, count = 0, 0
+    while offset < len(raw):
+        quote = raw.find(b'"', offset)
         stop = len(raw) if quote < 0 else quote
-        if stop - at > 1:  # between most strings there is a single sign
-            found += sum(raw.count(sign, at, stop) for sign in (b",", b"[", b"{"))
-        if found > MOST_VALUES:
+        if stop - offset > 1:  # most strings are separated by a single character
+            count += sum(raw.count(sign, offset, stop) for sign in (b",", b"[", b"{"))
+        if count > MOST_VALUES:
             raise RequestError(f"the body has more than {MOST_VALUES} values; send fewer messages")
         string = STRING.match(raw, stop) if quote >= 0 else None
         if string is None:
             return
-        at, found = string.end(), found + 1
+        offset, count = string.end(), count + 1
 
 
-def text_of(given: Any, where: str) -> str:
-    """A string that UTF-8 can write, or RequestError."""
+def text_of(value: Any, where: str) -> str:
+    """Return a string that UTF-8 can encode; else raise RequestError."""
     try:
-        return messages.text_of(given, where)
+        return messages.text_of(value, where)
     except FieldError as error:
         raise RequestError(str(error), error.param) from None
 
 
-def not_null(given: Mapping[str, Any]) -> dict[str, Any]:
-    """An object without its fields that are null, which many clients send for what they leave out.
+def not_null(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object without its null fields, which many clients send for absent ones.
 
     >>> not_null({"type": "text", "json_schema": None})
     {'type': 'text'}
     """
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def prompt_of(given: Any) -> tuple[str, tuple[int, ...]]:
-    """The prompt of a completion: a text, or tokens. RequestError for what is neither, and for several prompts.
+def prompt_of(value: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the prompt of a completion, as text or as tokens; RequestError for anything else, and for several
+    prompts.
 
     >>> prompt_of("Hi"), prompt_of(["Hi"]), prompt_of([5, 7]), prompt_of([[5, 7]])
     (('Hi', ()), ('Hi', ()), ('', (5, 7)), ('', (5, 7)))
     """
-    if not isinstance(given, list):
-        return text_of(given, "prompt"), ()
-    if len(given) == 1 and isinstance(given[0], str | list):
-        given = given[0]
-    if isinstance(given, str):
-        return text_of(given, "prompt"), ()
-    if not given or not all(type(each) is int and 0 <= each < 1 << 31 for each in given):
+    if not isinstance(value, list):
+        return text_of(value, "prompt"), ()
+    if len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return text_of(value, "prompt"), ()
+    # The type itself, because true and false are instances of int.
+    if not value or not all(type(token) is int and 0 <= token < 1 << 31 for token in value):
         raise RequestError("prompt must be one text, or one list of token ids; send a request for each", "prompt")
-    return "", tuple(given)
+    return "", tuple(value)
 
 
 def typed(body: Mapping[str, Any], name: str, kinds: tuple[type, ...], expected: str) -> Any:
-    """The value of a field, None if it was left out; RequestError unless it is of one of the kinds."""
+    """Return the value of a field, None if it is absent; RequestError unless it has one of the types."""
     value = body.get(name)
     if not isinstance(value, kinds):
-        raise RequestError(f"{name} is {shown(value)}; send {expected}", name)
+        raise RequestError(f"{name} is {describe_value(value)}; send {expected}", name)
     return value
 
 
 def number(body: Mapping[str, Any], name: str, low: float, high: float, *, whole: bool = False) -> Any:
-    """A number from `low` to `high`, None if it was left out; RequestError for any other value."""
+    """Return a number from `low` to `high`, None if the field is absent; RequestError for any other value."""
     value = body.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
-        raise RequestError(f"{name} is {shown(value)}; send {kind} from {low} to {high}", name)
+        raise RequestError(f"{name} is {describe_value(value)}; send {kind} from {low} to {high}", name)
     return value
 
 
 def number_of(body: Mapping[str, Any], field: Field) -> Any:
-    """A number as a field of a dataclass has it, None if it was left out; RequestError for any other value."""
+    """Return a number in the range of a dataclass field, None if it is absent; RequestError for any other value."""
     least, most = field.option.least or 0, BIGGEST if field.option.most is None else field.option.most
     whole = field.hint == int | None
     bounds = (int(least), int(most)) if whole else (least, most)
     return number(body, field.name, *bounds, whole=whole)
 
 
-def like(neutral: Any) -> tuple[type, ...]:
-    """Types in which a neutral value may come: JSON writes 0 and 0.0, but false is no number."""
+def neutral_types(neutral: Any) -> tuple[type, ...]:
+    """Return the types that a neutral value may have: JSON writes 0 and 0.0, but false is not a number."""
     return (int, float) if type(neutral) is int else (type(neutral),)
 
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
-LEAST_SHARE = 1e-9  # a `top_p` of 0 leaves the likeliest token
+LEAST_SHARE = 1e-9  # so that a `top_p` of 0 leaves the likeliest token
 
 
 @dataclass(frozen=True)
-class Choosing:
-    """Numbers of a request that say how its tokens are chosen.
+class SamplingFields:
+    """Fields of a request that control sampling.
 
     Parameters
     ----------
     temperature : float, optional
-        Above 0 samples, 0 takes the likeliest token; as the server was started without one.
+        Above 0 samples, 0 takes the likeliest token; without one the server's default applies.
     top_p, min_p : float, optional
         Filters of sampling, as in vLLM.
     top_k : int, optional
         Likeliest tokens to draw from; 0 or -1 for all.
     seed : int, optional
-        Repeats an answer; one below 0 is counted from 2^53 down.
+        Makes an answer repeatable; a negative one counts down from 2^53.
     n : int, optional
-        Answers.
+        Number of answers.
     presence_penalty, frequency_penalty : float, optional
-        Taken from the logits of tokens that the answer has, once and as often as it has them.
+        Subtracted from the logits of tokens that the answer has: once, and once per occurrence.
     repeat_penalty, repetition_penalty : float, optional
-        By which logits of tokens said before are divided, or if negative multiplied; 1 changes nothing. As in
-        llama.cpp, among the last `repeat_last_n` tokens, and as in vLLM, among all of prompt and answer.
+        Divide the positive logits of earlier tokens and multiply the negative ones; 1 has no effect. The first covers
+        the last `repeat_last_n` tokens, as in llama.cpp, the second all of prompt and answer, as in vLLM.
     repeat_last_n : int, optional
-        Tokens of prompt and answer that `repeat_penalty` looks at; 64 if left out, -1 for all.
+        Last tokens of prompt and answer that `repeat_penalty` covers; 64 by default, -1 for all.
     """
 
     temperature: Annotated[float | None, Option(least=0, most=2)] = None
@@ -201,105 +207,116 @@ class Choosing:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """Those of a body; RequestError for one that is none, or out of bounds."""
-        return cls(**{name: number_of(body, one) for name, one in NUMBERS.items()})
+        """Parse those of a body; RequestError for one that is not a number, or out of range."""
+        return cls(**{name: number_of(body, field) for name, field in NUMBERS.items()})
 
 
-NUMBERS = {one.name: one for one in fields_of(Choosing)}
+NUMBERS = {field.name: field for field in fields_of(SamplingFields)}
 
 
-def decoder_of(body: Mapping[str, Any], given: Decoder, named: str | None) -> Decoder:
-    """How a request's tokens are chosen.
+def decoder_of(body: Mapping[str, Any], default: Decoder, named: str | None) -> Decoder:
+    """Return the decoder of a request.
 
-    A temperature above 0 samples, one of 0 takes the likeliest; without one it is as the server was started, which is
-    greedily unless it says otherwise. Then the filters and the seed have nothing to do. Drafts guess for greedy
-    answers alone.
+    A temperature above 0 samples, 0 takes the likeliest token; without one the server's default applies, which is
+    greedy unless configured otherwise. Filters and seed have no effect on greedy decoding. Speculative decoding is for
+    greedy answers only.
 
-    `given`: the server's, or what ``sp.decode`` says; RequestError for a value out of range, and where ``sp.decode``
-    names a draft's way though tokens are sampled.
+    `default`: the server's, or that of ``sp.decode``, which `named` spells. RequestError for a value out of range, and
+    if ``sp.decode`` names a speculative decoder although tokens are sampled.
 
     >>> decoder_of({"temperature": 0.7, "top_p": 0.9, "seed": 4}, Greedy(), None)
     SamplingDecoder(temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=4)
     >>> decoder_of({"top_p": 0.9}, Greedy(), None)
     Greedy()
     """
-    asked = Choosing.of(body)
-    temperature, top_p, top_k, min_p, seed = asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed
-    if temperature is None and not isinstance(given, SamplingDecoder):
-        return given
+    sampling = SamplingFields.of(body)
+    temperature, top_p, top_k, min_p, seed = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.seed,
+    )
+    if temperature is None and not isinstance(default, SamplingDecoder):
+        return default
     if temperature is not None and temperature < COLDEST:
-        return Greedy() if isinstance(given, SamplingDecoder) else given
-    if isinstance(given, Speculative) and named is not None:
-        raise RequestError(f"sp.decode {named} guesses for greedy answers alone; leave it or temperature out", "sp")
-    base = given if isinstance(given, SamplingDecoder) else SamplingDecoder()
-    kept = base.seed if base.seed is not None else secrets.randbelow(BIGGEST)
+        return Greedy() if isinstance(default, SamplingDecoder) else default
+    if isinstance(default, Speculative) and named is not None:
+        raise RequestError(
+            f"sp.decode {named} is speculative decoding, which is greedy; leave it or temperature out", "sp"
+        )
+    base = default if isinstance(default, SamplingDecoder) else SamplingDecoder()
+    # Drawn here, so that the reply can report the seed and further choices can derive theirs.
+    default_seed = base.seed if base.seed is not None else secrets.randbelow(BIGGEST)
     return SamplingDecoder(
         temperature=base.temperature if temperature is None else float(temperature),
-        top_k=base.top_k if top_k is None else max(top_k, 0),  # -1 is vLLM's word for all
+        top_k=base.top_k if top_k is None else max(top_k, 0),  # in vLLM -1 means all
         top_p=base.top_p if top_p is None else max(float(top_p), LEAST_SHARE),
         min_p=base.min_p if min_p is None else float(min_p),
-        seed=kept if seed is None else seed % BIGGEST,
+        seed=default_seed if seed is None else seed % BIGGEST,
     )
 
 
-NEAREST = 64  # tokens that `repeat_penalty` looks at where a request does not say, as in llama.cpp
+NEAREST = 64  # tokens in the range of `repeat_penalty` by default, as in llama.cpp
 BIAS = "logit_bias"
 MOST_BIAS = 100
 
 
 def penalties_of(body: Mapping[str, Any]) -> Penalties | None:
-    """What a request adds to logits and takes from them; None if it asks for nothing.
+    """Return the changes of logits that a request wants; None if it wants none.
 
     >>> penalties_of({"frequency_penalty": 0.5, "logit_bias": {"7": -100}})
     Penalties(presence=0.0, frequency=0.5, repeat=1.0, last=-1, bias={7: -100.0}, prompt=None)
     >>> penalties_of({"repeat_penalty": 1.1}).last, penalties_of({"repetition_penalty": 1.1}).last
     (64, -1)
     """
-    asked = Choosing.of(body)
-    both = [name for name in ("repeat_penalty", "repetition_penalty") if getattr(asked, name) is not None]
+    sampling = SamplingFields.of(body)
+    both = [name for name in ("repeat_penalty", "repetition_penalty") if getattr(sampling, name) is not None]
     if len(both) > 1:
-        raise RequestError("repeat_penalty and repetition_penalty exclude each other; leave one out", both[1])
+        raise RequestError("repeat_penalty and repetition_penalty cannot be combined; leave one out", both[1])
     last = -1 if both == ["repetition_penalty"] else NEAREST
-    found = Penalties(
-        presence=float(asked.presence_penalty or 0),
-        frequency=float(asked.frequency_penalty or 0),
-        repeat=float(getattr(asked, both[0])) if both else 1.0,
-        last=(last if both else -1) if asked.repeat_last_n is None else asked.repeat_last_n,
+    penalties = Penalties(
+        presence=float(sampling.presence_penalty or 0),
+        frequency=float(sampling.frequency_penalty or 0),
+        repeat=float(getattr(sampling, both[0])) if both else 1.0,
+        last=(last if both else -1) if sampling.repeat_last_n is None else sampling.repeat_last_n,
         bias=_bias(body.get(BIAS)),
     )
-    return found if found.any else None
+    return penalties if penalties.any else None
 
 
-def _bias(given: Any) -> dict[int, float]:
-    """Tokens and what is added to their logits."""
-    if given is None:
+def _bias(biases: Any) -> dict[int, float]:
+    """Return the values to add to the logits of tokens."""
+    if biases is None:
         return {}
-    if not isinstance(given, dict):
-        raise RequestError(f"{BIAS} is {shown(given)}; send an object such as {{'1234': -100}}", BIAS)
-    for token, value in given.items():
+    if not isinstance(biases, dict):
+        raise RequestError(f"{BIAS} is {describe_value(biases)}; send an object such as {{'1234': -100}}", BIAS)
+    for token, value in biases.items():
         if not re.fullmatch(r"0|[1-9][0-9]{0,9}", token):
-            raise RequestError(f"{BIAS} has the key {shown(token)}; send token ids, as /tokenize tells them", BIAS)
+            raise RequestError(
+                f"{BIAS} has the key {describe_value(token)}; send token ids, as /tokenize returns them", BIAS
+            )
         number({f"{BIAS}.{token}": value}, f"{BIAS}.{token}", -MOST_BIAS, MOST_BIAS)
         if value is None:
             raise RequestError(f"{BIAS}.{token} is missing; send a number from -{MOST_BIAS} to {MOST_BIAS}", BIAS)
-    return {int(token): float(value) for token, value in given.items()}
+    return {int(token): float(value) for token, value in biases.items()}
 
 
 def logprobs_of(body: Mapping[str, Any], kind: Literal["chat", "completion"]) -> int | None:
-    """How many of the likeliest tokens are told beside each one; None if not even that one is."""
+    """Return the number of likeliest tokens to report with each token; None for no log probabilities."""
     if kind == "completion":
-        given = body.get("logprobs")
-        return None if given is None or given is False else number(body, "logprobs", 0, MOST_LOGPROBS, whole=True)
-    wanted, top = body.get("logprobs"), number(body, "top_logprobs", 0, MOST_LOGPROBS, whole=True)
-    if not isinstance(wanted, bool | None):
-        raise RequestError(f"logprobs is {shown(wanted)}; send true or false", "logprobs")
-    if top and not wanted:
+        count = body.get("logprobs")
+        return None if count is None or count is False else number(body, "logprobs", 0, MOST_LOGPROBS, whole=True)
+    enabled, top = body.get("logprobs"), number(body, "top_logprobs", 0, MOST_LOGPROBS, whole=True)
+    if not isinstance(enabled, bool | None):
+        raise RequestError(f"logprobs is {describe_value(enabled)}; send true or false", "logprobs")
+    if top and not enabled:
         raise RequestError("top_logprobs needs logprobs; send it as true", "top_logprobs")
-    return (top or 0) if wanted else None
+    return (top or 0) if enabled else None
 
 
-def nth(decode: Decoder, index: int) -> Decoder:
-    """The way to decode the answer of that index: sampled with another seed each."""
+def decoder_of_choice(decode: Decoder, index: int) -> Decoder:
+    """Return the decoder of the answer with this index: sampling uses a different seed for each."""
     if not isinstance(decode, SamplingDecoder) or decode.seed is None:
         return decode
     return replace(decode, seed=(decode.seed + index) % BIGGEST)
@@ -312,40 +329,38 @@ PARAM = "response_format"
 
 @dataclass(frozen=True)
 class Format:
-    """What an answer must be: JSON of the schema that `schema` spells."""
+    """The format of an answer: JSON that matches `schema`, itself JSON text."""
 
     schema: str
 
 
 def format_of(body: Mapping[str, Any]) -> Format | None:
-    """The format that a request asks for, checked; None for text.
-
-    RequestError for what is no format.
+    """Return the format that a request wants; None for text. RequestError for an invalid one.
 
     >>> format_of({"response_format": {"type": "json_object"}})
     Format(schema='{"type": "object"}')
     """
-    given = body.get(PARAM)
-    if given is None:
+    value = body.get(PARAM)
+    if value is None:
         return None
-    kind = given.get("type") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or kind not in KINDS:
-        seen = shown(kind if isinstance(given, dict) else given)
-        raise RequestError(f"{PARAM}.type is {seen}; send one of {', '.join(KINDS)}", PARAM)
-    for name in not_null(given):
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in KINDS:
+        description = describe_value(kind if isinstance(value, dict) else value)
+        raise RequestError(f"{PARAM}.type is {description}; send one of {', '.join(KINDS)}", PARAM)
+    for name in not_null(value):
         if name not in ("type", kind if kind == "json_schema" else "type"):
             raise RequestError(f"{PARAM}.{name[:MAX_NAME]} is unknown with type {kind}; leave it out", PARAM)
     if kind == "text":
         return None
-    return Format(json.dumps({"type": "object"}) if kind == "json_object" else _schema(given.get("json_schema")))
+    return Format(json.dumps({"type": "object"}) if kind == "json_object" else _schema(value.get("json_schema")))
 
 
-def _schema(given: Any) -> str:
+def _schema(value: Any) -> str:
     where = f"{PARAM}.json_schema"
-    schema = given.get("schema") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or not isinstance(schema, dict):
-        raise RequestError(f"{where}.schema is no object; send {{'name': 'x', 'schema': {{...}}}}", where)
-    for name in not_null(given):
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(schema, dict):
+        raise RequestError(f"{where}.schema is not an object; send {{'name': 'x', 'schema': {{...}}}}", where)
+    for name in not_null(value):
         if name not in ("name", "schema", "strict", "description"):
             raise RequestError(f"{where}.{name[:MAX_NAME]} is unknown; leave it out", where)
     if not shallow(schema, MOST_DEPTH):

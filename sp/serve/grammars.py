@@ -1,4 +1,4 @@
-"""Answers held to a grammar, token by token."""
+"""Answers that follow a grammar, token by token."""
 
 from __future__ import annotations
 
@@ -19,112 +19,117 @@ from sp.errors import plain
 from sp.gguf import ChatTemplate, Tokenizer
 from sp.ops.sampling.sample import Words
 from sp.serve.fields import BIAS, LONGEST_SCHEMA, PARAM, Format, RequestError
-from sp.serve.protocol import Job, told
+from sp.serve.protocol import CompletionJob, ignored_lines
 from sp.serve.tools import ToolUse
 
-NONE = {"type": "object", "properties": {}}  # arguments of a tool without parameters, as OpenAI has it
-LONGEST_REASON = 160  # characters of what the library says of a schema
+NONE = {"type": "object", "properties": {}}  # arguments of a tool without parameters, as at OpenAI
+LONGEST_REASON = 160  # characters of the library's message about a schema
 
 
 class Grammars:
-    """Constraints for answers in one vocabulary. `template`: how the model's calls are written."""
+    """Constraints for answers in one vocabulary. `template`: shows the format of the model's calls."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
         self._tokenizer, self._template = tokenizer, template
 
-    def checked(self, job: Job) -> Job:
-        """A request whose answer can be held to what it asks for, and what of that has no effect; RequestError where
-        the library is not there, or cannot do what a schema wants.
+    def checked(self, job: CompletionJob) -> CompletionJob:
+        """Return a job whose answer can follow its format and schemas, with a line for each that is ignored;
+        RequestError if the library is missing or does not support a schema.
         """
         beyond = max(job.penalties.bias, default=0) if job.penalties else 0
         if beyond >= self._tokenizer.vocab_size:
             last = self._tokenizer.vocab_size - 1
-            raise RequestError(f"{BIAS} has token {beyond}, of which there are 0 to {last}; leave it out", BIAS)
-        if (wanted := job.format) is not None:
+            raise RequestError(f"{BIAS} has token {beyond}, but ids are 0 to {last}; leave it out", BIAS)
+        if (format_ := job.format) is not None:
             library = _library()
-            if problem := _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, wanted))):
+            if problem := _refusal(lambda: library.LLMatcher.validate_grammar(_grammar(library, format_))):
                 raise _unsupported(problem, PARAM)
         if not job.tools.tools or self._template is None:
             return job
         return self._tools(job, self._template)
 
-    def _tools(self, job: Job, template: ChatTemplate) -> Job:
-        """A request with tools; its calls are held to a grammar where it wants that and there is one."""
+    def _tools(self, job: CompletionJob, template: ChatTemplate) -> CompletionJob:
+        """Return a job with tools; its calls follow a grammar if the job wants that and the model's format
+        allows it.
+        """
         use, lost = job.tools, list[str]()
-        strict = {at for at, tool in enumerate(use.tools) if tool["function"].get("strict")}
+        strict = {index for index, tool in enumerate(use.tools) if tool["function"].get("strict")}
         if not (use.forced or strict or job.format):
             return job
         style = call_style_of(use.template(template))
-        if style is None or not can_hold(use, template, beside=job.format is not None):
-            why = f" as this model writes calls ({style.name})" if style and there() else ""
+        if style is None or not can_constrain(use, template, with_format=job.format is not None):
+            why = f" as this model writes calls ({style.name})" if style and has_library() else ""
             return self._free(job, strict, why)
         if not (use.forced or job.format or lazy(style) or style.in_header):
             return self._free(job, strict, f" unless a call is required, as this model writes calls ({style.name})")
-        if isinstance(job.options.decode, Speculative) and (named := job.asked.run.get("decode")):
-            why = "takes no calls that a grammar holds, as tool_choice, strict or a format beside tools asks for"
+        if isinstance(job.options.decode, Speculative) and (named := job.overrides.run.get("decode")):
+            why = "cannot follow a grammar, which tool_choice, strict or a format with tools requires"
             raise RequestError(f"sp.decode {named} {why}; leave one out", "sp")
-        held = {}
-        for at, tool in enumerate(use.tools):
-            if at not in strict and not use.forced:
+        schemas = {}
+        for index, tool in enumerate(use.tools):
+            if index not in strict and not use.forced:
                 continue
-            function, where = tool["function"], f"tools[{at}].function.parameters"
+            function, where = tool["function"], f"tools[{index}].function.parameters"
             schema = function.get("parameters") or NONE
             if problem := _problem(CallGrammar(Calling(style, [tool]), {function["name"]: schema}), schema):
-                if at in strict:
+                if index in strict:
                     raise RequestError(f"{where}: this schema is not supported: {problem}; leave strict out", where)
-                lost.append(f"{where}: not supported, so that a call may have any object: {problem}")
+                lost.append(f"{where}: not supported, so a call may have any object: {problem}")
             else:
-                held[function["name"]] = schema
-        return replace(job, tools=replace(use, held=held), ignored=told([*job.ignored, *lost]))
+                schemas[function["name"]] = schema
+        return replace(job, tools=replace(use, call_schemas=schemas), ignored=ignored_lines([*job.ignored, *lost]))
 
-    def _free(self, job: Job, strict: Set[int], why: str) -> Job:
-        """A request whose calls are held to nothing."""
+    def _free(self, job: CompletionJob, strict: Set[int], why: str) -> CompletionJob:
+        """Return a job whose calls follow no grammar, with a line about ignored `strict` flags."""
         if job.format is not None:
-            said = "and tools exclude each other with this model"
-            raise RequestError(f"{PARAM} {said}; send tool_choice 'none', or leave one out", PARAM)
+            reason = "and tools cannot be combined with this model"
+            raise RequestError(f"{PARAM} {reason}; send tool_choice 'none', or leave one out", PARAM)
         if not strict:
             return job
         more = f", and of {len(strict) - 1} more" if len(strict) > 1 else ""
-        line = f"tools[{min(strict)}].function.strict{more}: arguments are not held to a schema{why}"
+        line = f"tools[{min(strict)}].function.strict{more}: arguments are not constrained to a schema{why}"
         return replace(job, ignored=(*job.ignored, line))
 
     def constraint(
         self,
-        job: Job,
+        job: CompletionJob,
         thinks: Thinks | None,
         waiting: Callable[[], bool],
-        tool: Callable[[], str] = lambda: "",
+        recipient: Callable[[], str] = lambda: "",
     ) -> Constraint | None:
-        """What holds one answer to the format of its request, or its calls to their schemas; None for nothing.
-        `waiting`: whether the answer has not begun: the model thinks, in whatever words; `tool`: whom the message at
-        hand calls, where calls are messages; empty for an answer.
+        """Return the constraint of one answer: its format, or the schemas of its calls; None if it has neither.
+
+        `waiting`: returns True while the model thinks, which is free text; `recipient`: returns the tool that the
+        present message calls, in formats with a message per call; empty for an answer.
         """
         calling = job.tools.calling(self._template, thinks)
-        if job.tools.held is None or calling is None:
-            return None if job.format is None else self._held(_grammar(_library(), job.format), waiting, PARAM)
-        texts = {self._tokenizer.token_text(each): each for each in self._tokenizer.special_ids}
-        ends = frozenset(self._tokenizer.token_text(each) for each in self._tokenizer.eos_ids)
-        may = [each for each in calling.tools if job.tools.name in (None, each["function"]["name"])]
-        grammar = CallGrammar(replace(calling, tools=may), job.tools.held, texts, ends)
-        if job.tools.forced and thinks and thinks.opened:
-            return self._held(grammar.forced(None), waiting)
+        if job.tools.call_schemas is None or calling is None:
+            return None if job.format is None else self._constraint_of(_grammar(_library(), job.format), waiting, PARAM)
+        texts = {self._tokenizer.token_text(token): token for token in self._tokenizer.special_ids}
+        ends = frozenset(self._tokenizer.token_text(token) for token in self._tokenizer.eos_ids)
+        allowed = [tool for tool in calling.tools if job.tools.name in (None, tool["function"]["name"])]
+        grammar = CallGrammar(replace(calling, tools=allowed), job.tools.call_schemas, texts, ends)
+        if job.tools.forced and thinks and thinks.opened:  # the call follows the thinking
+            return self._constraint_of(grammar.forced(None), waiting)
         if job.tools.forced:
-            return self._held(grammar.forced(calling.opening), lambda: False)
+            return self._constraint_of(grammar.forced(calling.opening), lambda: False)
         if calling.style.in_header:
             return MessageConstraint(
-                lambda name: self._message(job, grammar, name), lambda: None if waiting() else tool()
+                lambda name: self._message(job, grammar, name), lambda: None if waiting() else recipient()
             )
         if job.format is not None:
-            return self._held(grammar.either(job.format.schema), waiting)
-        return self._held(grammar.lazy(thinks.marks if thinks and not thinks.has_marks else None), waiting)
+            return self._constraint_of(grammar.either(job.format.schema), waiting)
+        return self._constraint_of(grammar.lazy(thinks.marks if thinks and not thinks.has_marks else None), waiting)
 
-    def _message(self, job: Job, grammar: CallGrammar, name: str) -> GrammarConstraint | None:
-        """What holds a message for a tool, or an answer."""
+    def _message(self, job: CompletionJob, grammar: CallGrammar, name: str) -> GrammarConstraint | None:
+        """Return the constraint of a message to a tool, or of an answer."""
         if name:
-            return self._held(grammar.message(name), lambda: False) if name in grammar.schemas else None
-        return None if job.format is None else self._held(_grammar(_library(), job.format), lambda: False, PARAM)
+            return self._constraint_of(grammar.message(name), lambda: False) if name in grammar.schemas else None
+        return (
+            None if job.format is None else self._constraint_of(_grammar(_library(), job.format), lambda: False, PARAM)
+        )
 
-    def _held(self, grammar: str, waiting: Callable[[], bool], param: str = "tools") -> GrammarConstraint:
+    def _constraint_of(self, grammar: str, waiting: Callable[[], bool], param: str = "tools") -> GrammarConstraint:
         matcher = _library().LLMatcher(self._words, grammar, log_level=0)
         if matcher.is_error():
             raise _unsupported(matcher.get_error(), param)
@@ -132,69 +137,76 @@ class Grammars:
 
     @cached_property
     def _words(self) -> Any:
-        """The vocabulary as the library wants it."""
+        """The vocabulary in the library's format."""
         library, tokenizer = _library(), self._tokenizer
         return library.LLTokenizer(
             library.TokenizerWrapper(_Vocabulary(tokenizer)),
             n_vocab=tokenizer.vocab_size,
-            eos_token=min(tokenizer.eos_ids, default=None),
+            eos_token=min(tokenizer.eos_ids, default=None),  # see `GrammarConstraint`
         )
 
 
 class GrammarConstraint:
-    """A parser on its way through one answer; see `sp.decode.Constraint`. It knows one token that ends an answer, as
-    llguidance before 1.7 does; where that may come, so may the others.
+    """A parser of one answer; see `sp.decode.Constraint`.
+
+    It knows a single token that ends an answer, as llguidance before 1.7 does; where that one is allowed, the others
+    are, too.
     """
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, waiting: Callable[[], bool]) -> None:
         self._matcher, self._waiting = matcher, waiting
         self._end = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
-        self._ends = tokenizer.eos_ids
+        self._ends = tokenizer.eos_ids  # all that end an answer; the matcher knows the smallest
         for token in self._ends:
             self._end[token // 32] |= np.uint32(1 << token % 32)
-        self._begun = False
+        self._active = False
 
     def allowed(self) -> Words | None:
-        """See `Constraint`; once nothing can follow, the tokens that end an answer."""
-        self._begun = self._begun or not self._waiting()
-        if not self._begun:
+        """Return the allowed tokens, see `Constraint`; once the text is complete, the tokens that end an answer."""
+        self._active = self._active or not self._waiting()
+        if not self._active:  # thinking is free
             return None
         if self._matcher.is_stopped():
             return self._end
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32).copy()  # which may be a word longer
+        words = np.frombuffer(
+            self._matcher.compute_bitmask(), np.uint32
+        ).copy()  # a copy; the mask may have one word more
         known = words[: len(self._end)]
         if (known & self._end).any():
             known |= self._end
         return words
 
     def take(self, token: int) -> None:
-        if self._begun and not self._matcher.is_stopped():
+        if self._active and not self._matcher.is_stopped():
+            # The matcher knows one of the end tokens, see the class.
             self._matcher.consume_token(min(self._ends) if token in self._ends else token)
 
 
 class MessageConstraint:
-    """Holds each message of an answer by itself. `made`: from whom it is for, what holds it; `at`: for whom what comes
-    next is; None outside of messages.
+    """A separate constraint for each message of an answer.
+
+    `build`: makes the constraint for a recipient; `recipient`: returns the recipient of what comes next; None outside
+    of messages.
     """
 
-    def __init__(self, made: Callable[[str], Constraint | None], at: Callable[[], str | None]) -> None:
-        self._made, self._at = made, at
-        self._for: str | None = None
-        self._held: Constraint | None = None
+    def __init__(self, build: Callable[[str], Constraint | None], recipient: Callable[[], str | None]) -> None:
+        self._build, self._recipient = build, recipient
+        self._current: str | None = None  # recipient of the message at hand
+        self._constraint: Constraint | None = None
 
     def allowed(self) -> Words | None:
-        """See `Constraint`."""
-        if (now := self._at()) != self._for:
-            self._for, self._held = now, None if now is None else self._made(now)
-        return None if self._held is None else self._held.allowed()
+        """Return the allowed tokens, see `Constraint`."""
+        if (recipient := self._recipient()) != self._current:
+            self._current, self._constraint = recipient, None if recipient is None else self._build(recipient)
+        return None if self._constraint is None else self._constraint.allowed()
 
     def take(self, token: int) -> None:
-        if self._held is not None:
-            self._held.take(token)
+        if self._constraint is not None:
+            self._constraint.take(token)
 
 
 class _Vocabulary:
-    """What `TokenizerWrapper` asks of a vocabulary."""
+    """The interface of a vocabulary that `TokenizerWrapper` requires."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encode = tokenizer.encode
@@ -211,30 +223,35 @@ def _library() -> Any:
     try:
         import llguidance
     except ModuleNotFoundError:
-        said = "needs the package llguidance where the server runs"
-        raise RequestError(f"{PARAM} {said}; pip install 'sp-prefill[serve]', or send text", PARAM) from None
+        reason = "needs the package llguidance where the server runs"
+        raise RequestError(f"{PARAM} {reason}; pip install 'sp-prefill[serve]', or send text", PARAM) from None
     return llguidance
 
 
 def _problem(grammar: CallGrammar, schema: Mapping[str, Any]) -> str:
-    """Why the library cannot hold arguments to a schema, in calls of one tool; empty if it can."""
+    """Return the reason why the library cannot constrain arguments to a schema, in calls of one tool; empty if
+    it can.
+    """
     if len(json.dumps(schema, ensure_ascii=False)) > LONGEST_SCHEMA:
         return f"over {LONGEST_SCHEMA} characters"
     check = _library().LLMatcher.validate_grammar
-    found = _refusal(lambda: check(f"start: {json_rule(schema)}") or check(grammar.forced("")))
-    return plain(found.split("\n")[0], LONGEST_REASON)
+    # First the schema by itself, then within a call, where the library may refuse it, too.
+    refusal = _refusal(lambda: check(f"start: {json_rule(schema)}") or check(grammar.forced("")))
+    return plain(refusal.split("\n")[0], LONGEST_REASON)
 
 
-def can_hold(use: ToolUse, template: ChatTemplate, *, beside: bool = False) -> bool:
-    """Whether a grammar can hold calls, as the model writes them. `beside`: where the answer may also be JSON."""
+def can_constrain(use: ToolUse, template: ChatTemplate, *, with_format: bool = False) -> bool:
+    """Return True if a grammar can constrain calls in the model's format. `with_format`: the answer may also be
+    JSON.
+    """
     style = call_style_of(use.template(template))
-    if style is None or not there():
+    if style is None or not has_library():
         return False
-    return not beside or style.between is not None or style.in_header or not style.begin
+    return not with_format or style.between is not None or style.in_header or not style.begin
 
 
-def there() -> bool:
-    """Whether the library is."""
+def has_library() -> bool:
+    """Return True if the library is installed."""
     try:
         _library()
     except RequestError:
@@ -242,19 +259,19 @@ def there() -> bool:
     return True
 
 
-def _grammar(library: Any, wanted: Format) -> str:
-    """JSON of the schema that a format names."""
-    grammar: str = library.LLMatcher.grammar_from_json_schema(wanted.schema, overrides=ONE_LINE)
+def _grammar(library: Any, format_: Format) -> str:
+    """Return the library's grammar for a format's schema."""
+    grammar: str = library.LLMatcher.grammar_from_json_schema(format_.schema, overrides=ONE_LINE)
     return grammar
 
 
 def lazy(style: CallStyle) -> bool:
-    """Whether a call is known by its mark within text."""
+    """Return True if a call starts with a mark that can be recognised within text."""
     return bool(style.begin) and style.opening("x").startswith(style.begin)
 
 
 def _refusal(work: Callable[[], str]) -> str:
-    """What the library says against something; it raises as well."""
+    """Return the library's objection, which it returns or raises; empty if there is none."""
     try:
         return work()
     except ValueError as error:
@@ -262,5 +279,5 @@ def _refusal(work: Callable[[], str]) -> str:
 
 
 def _unsupported(problem: str, param: str) -> RequestError:
-    said = plain(problem.split("\n")[0], LONGEST_REASON)
-    return RequestError(f"{param}: this schema is not supported: {said}; send a simpler one", param)
+    reason = plain(problem.split("\n")[0], LONGEST_REASON)
+    return RequestError(f"{param}: this schema is not supported: {reason}; send a simpler one", param)

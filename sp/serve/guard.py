@@ -1,4 +1,4 @@
-"""Who is answered: names that a server may be called by, the key that clients have; and what stands round it all."""
+"""Access control: names that a server answers to, the API key; and the middleware around every application."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sp.serve.worker import stopping
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 KEY = re.compile(r"[!-~]{8,512}")
-OPEN = ("/", "/health")  # paths without secrets: the page, which has the key from its own address, and a sign of life
+OPEN_PATHS = ("/", "/health")  # without secrets: the page, which reads the key from its own URL, and the health check
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Whom a server answers.
+    """Rules for which requests a server answers.
 
     Parameters
     ----------
@@ -43,64 +43,67 @@ class Guard:
     key: str = ""
 
     def answers_to(self, host: str) -> bool:
-        """Whether a request for this host, as its header says it, is meant for this server. A web page whose name was
-        made to point here (DNS rebinding) sends that name; an address cannot be made to point elsewhere.
+        """Return True if a request with this Host header is meant for this server.
+
+        A web page whose name was made to resolve to this server (DNS rebinding) sends that name; an address cannot be
+        made to point elsewhere.
 
         >>> guard = Guard(("box.lan",))
         >>> [guard.answers_to(host) for host in ("localhost:80", "[::1]:8000", "10.0.0.7", "BOX.lan", "evil.example")]
         [True, True, True, True, False]
         """
-        name = (_name_in(host) or "").rstrip(".").lower()
+        name = (_host_name(host) or "").rstrip(".").lower()
         try:
             ip_address(name)
             return True
         except ValueError:
             local = name == "localhost" or name.endswith(".localhost")
-            return local or "*" in self.hosts or name in (each.lower() for each in self.hosts)
+            return local or "*" in self.hosts or name in (allowed.lower() for allowed in self.hosts)
 
     def admits(self, headers: Headers) -> bool:
-        """Whether a request has the key, in either header in which clients send it."""
+        """Return True if a request has the key, in either header in which clients send it."""
         kind, _, sent = headers.get("authorization", "").partition(" ")
-        given = sent.strip() if kind.lower() == "bearer" else ""
-        keys = (given, headers.get("x-api-key", ""))
-        return not self.key or any(hmac.compare_digest(each.encode(), self.key.encode()) for each in keys)
+        bearer = sent.strip() if kind.lower() == "bearer" else ""
+        keys = (bearer, headers.get("x-api-key", ""))
+        # In constant time, so that timing reveals no prefix of the key.
+        return not self.key or any(hmac.compare_digest(key.encode(), self.key.encode()) for key in keys)
 
 
-def _name_in(host: str) -> str | None:
+def _host_name(host: str) -> str | None:
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
 
 
-class Ending:
-    """ASGI middleware that ends what is at work when the server does, as it is cancelled, without a traceback."""
+class EndOnShutdown:
+    """ASGI middleware that ends a running request without a traceback when the server stops and cancels it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        begun = False
+        started = False
 
-        async def told(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def tracked_send(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, tracked_send)
         except asyncio.CancelledError:
             if scope["type"] != "http":
                 raise
-            if begun:
+            if started:  # the headers are sent: only the body can be ended
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             else:
                 await refusal(stopping(), scope["path"])(scope, receive, send)
 
 
-class OfThisHost:
-    """ASGI middleware that refuses requests for other hosts; those without the header come from no browser."""
+class HostCheck:
+    """ASGI middleware that refuses requests for other hosts; one without the header does not come from a browser."""
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -110,12 +113,14 @@ class OfThisHost:
         host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
         if not host or self._guard.answers_to(host):
             return await self._app(scope, receive, send)
-        name = plain(_name_in(host) or host)
-        said = f"this server is not called {name!r}; start it with --allow-host {name}, or call it by its address"
-        await refusal(RequestError(said, status=403, code="host_not_allowed"), scope["path"])(scope, receive, send)
+        name = plain(_host_name(host) or host)
+        message = (
+            f"this server does not answer to the name {name!r}; start it with --allow-host {name}, or use its address"
+        )
+        await refusal(RequestError(message, status=403, code="host_not_allowed"), scope["path"])(scope, receive, send)
 
 
-class WithKey:
+class KeyCheck:
     """ASGI middleware that refuses requests without the key."""
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
@@ -123,46 +128,50 @@ class WithKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it."""
-        if scope["type"] != "http" or scope["path"] in OPEN or self._guard.admits(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._guard.admits(Headers(scope=scope)):
             return await self._app(scope, receive, send)
-        said = "the API key is missing or wrong; send the one of --api-key, or that the server told when it was started"
-        error = RequestError(said, status=401, code="invalid_api_key")
+        message = (
+            "the API key is missing or wrong; send that of --api-key, or the one that the server printed at its start"
+        )
+        error = RequestError(message, status=401, code="invalid_api_key")
         await refusal(error, scope["path"], {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
 
-def around(cors: Sequence[str], guard: Guard | None) -> list[Middleware]:
-    """What stands round an application: ids, lines of log, whom it answers, and CORS headers for origins from
-    `origins_of`. Browsers ask without a key what they may send, so that is looked at last.
+def access_middleware(cors: Sequence[str], guard: Guard | None) -> list[Middleware]:
+    """Return the middleware around an application: ids, log lines, host and key checks, and CORS headers for origins
+    from `origins_of`.
+
+    The key is checked innermost, after CORS, because browsers send their preflight requests without a key.
     """
-    found = [Middleware(AccessLog), Middleware(Ending)]
+    middleware = [Middleware(AccessLog), Middleware(EndOnShutdown)]
     if guard is not None:
-        found.append(Middleware(OfThisHost, guard))
+        middleware.append(Middleware(HostCheck, guard))
     if cors:
-        found.append(Middleware(CORSMiddleware, cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
+        middleware.append(Middleware(CORSMiddleware, cors, ("GET", "POST"), ("*",), expose_headers=EXPOSED))
     if guard is not None and guard.key:
-        found.append(Middleware(WithKey, guard))
-    return found
+        middleware.append(Middleware(KeyCheck, guard))
+    return middleware
 
 
 def on_loopback(listener: socket.socket) -> bool:
-    """Whether nobody on another machine reaches a listening socket."""
+    """Return True if a listening socket cannot be reached from another machine."""
     return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def hosts_of(given: Sequence[str], host: str, *, loopback: bool) -> tuple[str, ...]:
-    """Names by which a server may be called: those given, what it listens on, and where others reach it the machine's.
-    ConfigError for what is no name of a host.
+def hosts_of(names: Sequence[str], host: str, *, loopback: bool) -> tuple[str, ...]:
+    """Return the names that a server answers to: the given ones, the one it listens on, and the machine's unless it is
+    on loopback. ConfigError for an invalid name.
     """
-    for each in given:
-        if each != "*" and not NAME.fullmatch(each):
-            said = "give a name such as box.lan, without scheme and port, or '*' for any"
-            raise ConfigError(f"--allow-host is {short(repr(each))}; {said}")
+    for name in names:
+        if name != "*" and not NAME.fullmatch(name):
+            advice = "give a name such as box.lan, without scheme and port, or '*' for any"
+            raise ConfigError(f"--allow-host is {short(repr(name))}; {advice}")
     own = () if loopback else (socket.gethostname(), f"{socket.gethostname()}.local")
-    return (*given, host, *own)
+    return (*names, host, *own)
 
 
-def key_of(given: str | None) -> str:
-    """A key, checked; empty for none. ConfigError for one that no header can hold, or that is soon guessed."""
-    if given is not None and not KEY.fullmatch(given):
+def key_of(key: str | None) -> str:
+    """Return a key; empty for none. ConfigError for one that no header can hold, or that is too short."""
+    if key is not None and not KEY.fullmatch(key):
         raise ConfigError("the API key must be 8 to 512 characters of ASCII without spaces; take another")
-    return given or ""
+    return key or ""

@@ -1,7 +1,8 @@
-"""A chat to its prompt, which part of it is the question, and what is told of its use.
+"""Chats rendered to prompts, the part of a chat that is its question, and the usage block.
 
-The template sees what was said, so that it drops or keeps what it was written to. Where each message lies is found by
-`sp.chat.located`; in messages the spelling of a special token is only text, so none can pass for markup.
+The template gets the text of messages as it is, because templates drop or keep parts of it. `sp.chat.located` finds
+where each message ended up. The spelling of a special token in a message is plain text, so that none can pass for
+markup.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sp.chat import HiddenMessageError, Turn, render_located, spells_markup
 from sp.chat.turn import keys
@@ -22,108 +23,115 @@ from sp.prompt.heat import KINDS, edges, kinds, whole_characters
 from sp.prompt.spans import SpanKind, in_bytes
 from sp.serve.fields import RequestError
 from sp.serve.options import Protect
-from sp.serve.protocol import KWARGS, Job, Range, TemplateRequest
+from sp.serve.protocol import KWARGS, CompletionJob, Range, TemplateRequest
 from sp.session import RunOptions, RunResult, TurnResult
 
-Found = Literal["turn", "part", "task", "paragraph", "sentence", "line", "end"]
-"""Whether the question is all of the turn, its last part, parts before a last one that is set off, or of the last part
-the last paragraph, sentence, line or words."""
-FOUND: tuple[Found, ...] = get_args(Found)
+QuestionKind = Literal["turn", "part", "task", "paragraph", "sentence", "line", "end"]
+"""What was taken for the question: the whole turn, its last part, the task before a tagged last part, or the last
+paragraph, sentence, line or words of the last part."""
 
-LONG = 512  # tokens of a text that is no question as a whole: a longer one holds a document
-LONGEST = 1024  # characters of a question in a longer text; what is longer is no paragraph, sentence or line that asks
+LONG = 512  # tokens; a longer text is not a question as a whole, because it contains a document
+LONGEST = (
+    1024  # characters of a question within a longer text; longer paragraphs, sentences and lines are not questions
+)
 LONGEST_OPENING = 256
-"""Characters of a first paragraph that is kept as well: it says what the document is, or asks before it."""
-CUE = 32  # characters of a paragraph that, with a colon at its end, only says where the answer goes
+"""Characters of a first paragraph that is protected, too: it describes the document, or asks before it."""
+CUE = 32  # characters; a last paragraph this short that ends in a colon only marks the place of the answer
 LONGEST_TOKEN = 16
-"""Characters of a token, on average, of texts that may be short; none of that many characters a token is counted."""
-SET_OFF = re.compile(r"\s*<([A-Za-z][\w.-]{0,63})(?:\s[^<>]{0,255})?>")
-"""How a part begins that a program has set off in a tag, as coding agents do with a task and with the environment."""
+"""Mean characters per token above which a text counts as long without being tokenised."""
+TAGGED = re.compile(r"\s*<([A-Za-z][\w.-]{0,63})(?:\s[^<>]{0,255})?>")
+"""The opening tag of a part that a program enclosed in one, as coding agents do with the task and the environment."""
 BREAK = re.compile(r"(?<=[.!?:;])\s+|(?<=[。！？；：])\s*|\n+")  # between sentences, and between lines
 ASKS = ("?", "？", "؟")
 
 
 @dataclass(frozen=True)
-class Question:
-    """Where in a turn, whose parts are joined by blank lines, its question begins."""
+class QuestionSpan:
+    """The place of the question in a turn, whose parts are joined by blank lines."""
 
-    start: int  # its first character
-    found: Found  # as `Found` says
-    opening: int = 0  # characters of the turn's beginning that are kept as well
-    tasks: tuple[Range, ...] = ()  # turns, and of each characters, that belong to it as well
+    start: int  # index of its first character
+    kind: QuestionKind  # what was taken for it
+    opening: int = 0  # characters of the turn's beginning that are protected, too
+    tasks: tuple[Range, ...] = ()  # message, first and last character of text elsewhere that belongs to it
 
 
 def question_in(
     messages: Sequence[Mapping[str, Any]], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0
-) -> Question:
-    """The question of a chat: that of the user's last turn, see `question_of`. With "auto", where the last of its parts
-    is set off in a tag, that is no question, or not all of it. The first part of that turn belongs to it then, and that
-    of the user's first turn, in which agents send the task; then the other parts from the last on, up to `LONG` tokens.
-    Of one of the two that is longer its own question and its beginning do.
+) -> QuestionSpan:
+    """Return the question of a chat: that of the user's last turn, see `question_of`.
+
+    With "auto", if the turn's last part is enclosed in a tag, it is not the whole question. Then the first part of that
+    turn belongs to it as well, and the first part of the user's first turn, in which agents send the task; then the
+    turn's other parts from the last on, up to `LONG` tokens. Of a longer one of those two only its own question and its
+    opening belong to it.
     """
-    turns = [index for index, each in enumerate(messages) if each["role"] == "user"]
+    turns = [index for index, message in enumerate(messages) if message["role"] == "user"]
     parts = last_turn(messages)
-    found = question_of(parts, protect, tokenizer, keep_ratio)
-    if protect != "auto" or len(parts) < 2 or not _set_off(parts[-1]):
-        return found
+    question = question_of(parts, protect, tokenizer, keep_ratio)
+    if protect != "auto" or len(parts) < 2 or not _is_tagged(parts[-1]):
+        return question
     last, first = turns[-1], next(turn for turn in turns if messages[turn]["parts"])
-    places = [(last, 0), *([(first, 0)] if first != last else []), *((last, at) for at in range(len(parts) - 2, 0, -1))]
-    room, tasks = LONG, list[Range]()
+    others = ((last, number) for number in range(len(parts) - 2, 0, -1))
+    places = [(last, 0), *([(first, 0)] if first != last else []), *others]
+    room, tasks = LONG, list[Range]()  # tokens left for parts that are protected whole
     for turn, number in places:
         before, text = messages[turn]["parts"][:number], messages[turn]["parts"][number]
-        start = sum(len(each) + len(DOCUMENT_MARK) for each in before)
-        count = LONG + 1 if _long(text, tokenizer) else len(tokenizer.encode(text))
+        start = sum(len(part) + len(DOCUMENT_MARK) for part in before)
+        count = LONG + 1 if _long(text, tokenizer) else len(tokenizer.encode(text))  # a long one never fits
         if count <= room:
             room -= count
             tasks.append((turn, start, start + len(text)))
         elif number == 0:
-            at, _ = _asking(text.rstrip())
-            tasks += [(turn, 0, min(_opening(text) or LONGEST_OPENING, at)), (turn, at, len(text))]
-    return replace(found, found="task", tasks=tuple(sorted(each for each in tasks if each[1] < each[2])))
+            start, _ = _asking(text.rstrip())  # `number` is 0, so that the part starts the turn
+            tasks += [(turn, 0, min(_opening(text) or LONGEST_OPENING, start)), (turn, start, len(text))]
+    return replace(question, kind="task", tasks=tuple(sorted(span for span in tasks if span[1] < span[2])))
 
 
-def _set_off(text: str) -> bool:
-    """Whether a text is one element of markup."""
-    begin = SET_OFF.match(text)
+def _is_tagged(text: str) -> bool:
+    """Return True if a text is one element of markup."""
+    begin = TAGGED.match(text)
     return begin is not None and text.rstrip().endswith(f"</{begin[1]}>")
 
 
-def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0) -> Question:
-    """The question of a turn.
+def question_of(parts: Sequence[str], protect: Protect, tokenizer: Tokenizer, keep_ratio: float = 1.0) -> QuestionSpan:
+    """Return the question of a turn.
 
-    `parts`: of the turn; all but the last are documents; `protect`: "turn": all of the last part. "paragraph": what
-    follows its last blank line. "auto": all of it up to `LONG` tokens; of a longer one the last paragraph; where there
-    is none, or one of over `LONGEST` characters, the last sentence that asks and what follows; else the last line,
-    sentence, or words; `keep_ratio`: share of the turn that may be kept; an opening paragraph stays only if half of
-    that holds it and the question.
+    `parts`: of the turn; all but the last are documents.
+
+    `protect`: "turn": all of the last part. "paragraph": what follows its last blank line. "auto": all of it up to
+    `LONG` tokens; of a longer one the last paragraph; if there is none, or it has over `LONGEST` characters, the last
+    sentence that asks and all after it; else the last line, sentence or words.
+
+    `keep_ratio`: share of the turn that may be selected; an opening paragraph is protected only if half of that holds
+    it and the question.
     """
     last, whole = parts[-1], DOCUMENT_MARK.join(parts)
     before = len(whole) - len(last)
     if protect == "turn":
-        return Question(before, "part" if before else "turn")
+        return QuestionSpan(before, "part" if before else "turn")
     if protect == "paragraph":
-        return Question(before + _paragraph(last.rstrip()), "paragraph")
-    at, found = _asking(last.rstrip()) if _long(last, tokenizer) else (0, "part" if before else "turn")
+        return QuestionSpan(before + _paragraph(last.rstrip()), "paragraph")
+    start, kind = _asking(last.rstrip()) if _long(last, tokenizer) else (0, "part" if before else "turn")
     opening = _opening(whole)
-    fits = 2 * (opening + len(last) - at) <= keep_ratio * len(whole)
-    return Question(before + at, found, opening if fits and opening <= before + at else 0)
+    fits = 2 * (opening + len(last) - start) <= keep_ratio * len(whole)
+    return QuestionSpan(before + start, kind, opening if fits and opening <= before + start else 0)
 
 
 def _long(text: str, tokenizer: Tokenizer) -> bool:
-    """Whether a text has over `LONG` tokens; a long one is not counted to its end."""
-    if len(text.encode()) <= LONG:  # a token is a byte at least
+    """Return True if a text has over `LONG` tokens; a long text is not tokenised to its end."""
+    if len(text.encode()) <= LONG:  # a token has at least one byte
         return False
-    begin = text[: LONG * LONGEST_TOKEN]
+    begin = text[: LONG * LONGEST_TOKEN]  # so that the cost does not grow with the text
     return len(begin) < len(text) or len(tokenizer.encode(begin)) > LONG
 
 
-def _asking(body: str) -> tuple[int, Found]:
-    """Where in the end of a text its question begins, and what that is."""
-    at = _paragraph(body)
-    if at and len(body) - at <= CUE and body.endswith(":"):  # "Answer:" asks nothing
-        at = _paragraph(body[:at].rstrip())
-    if at and len(body) - at <= LONGEST:
-        return at, "paragraph"
+def _asking(body: str) -> tuple[int, QuestionKind]:
+    """Return the start of the question at the end of a text, and its kind."""
+    paragraph = _paragraph(body)
+    if paragraph and len(body) - paragraph <= CUE and body.endswith(":"):  # "Answer:" asks nothing
+        paragraph = _paragraph(body[:paragraph].rstrip())
+    if paragraph and len(body) - paragraph <= LONGEST:
+        return paragraph, "paragraph"
     first = max(len(body) - LONGEST, 0)
     starts = [match.end() for match in BREAK.finditer(body, first) if match.end() < len(body)]
     for start, end in reversed([*pairwise([*starts, len(body)])]):
@@ -133,57 +141,64 @@ def _asking(body: str) -> tuple[int, Found]:
         return line, "line"
     if starts:
         return starts[-1], "sentence"
-    return max(body.find(" ", first) + 1, first), "end"
+    return max(body.find(" ", first) + 1, first), "end"  # at a word, if there is one
 
 
 def _paragraph(body: str) -> int:
-    """Where the last paragraph begins; 0 if there is but one."""
+    """Return the start of the last paragraph; 0 if there is only one."""
     head, mark, _ = body.rpartition(DOCUMENT_MARK)
     return len(head) + len(mark)
 
 
 def _opening(text: str) -> int:
-    """Characters of a first paragraph that is short, its blank line among them; 0 if it is long."""
-    at = text.find(DOCUMENT_MARK, 0, LONGEST_OPENING + len(DOCUMENT_MARK))
-    return at + len(DOCUMENT_MARK) if at > 0 else 0
+    """Return the characters of the first paragraph, including its blank line, if it is short; else 0."""
+    end = text.find(DOCUMENT_MARK, 0, LONGEST_OPENING + len(DOCUMENT_MARK))
+    return end + len(DOCUMENT_MARK) if end > 0 else 0
 
 
-def to_prompt(job: Job, template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
-    """The prompt of a request, with the begin of a call that must be, and what of a chat is taken for its question.
-    RequestError: if the template cannot show it.
+def to_prompt(
+    job: CompletionJob, template: ChatTemplate | None, tokenizer: Tokenizer
+) -> tuple[Prompt, QuestionSpan | None]:
+    """Render the prompt of a request, including the start of a forced call, and return it with the question of a chat.
+
+    RequestError: the template cannot render it.
     """
     if job.kind == "completion":
         return completion_prompt(job, tokenizer)
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt")
     template = job.tools.template(template)
-    asked = question_in(job.messages, job.asked.protect, tokenizer, job.options.keep_ratio)
-    prompt = chat_prompt(job.messages, job.tools.tools, template, tokenizer, asked, job.template, job.kept)
+    question = question_in(job.messages, job.overrides.protect, tokenizer, job.options.keep_ratio)
+    prompt = chat_prompt(
+        job.messages, job.tools.tools, template, tokenizer, question, job.template, job.protected_ranges
+    )
     calling = job.tools.calling(template, prompt.thinks)
-    return (begun(prompt, calling.opening) if calling and calling.opening else prompt), asked
+    return (with_opening(prompt, calling.opening) if calling and calling.opening else prompt), question
 
 
-def completion_prompt(job: Job, tokenizer: Tokenizer) -> tuple[Prompt, Question | None]:
-    """A text as it stands, for the model to go on with; its question is its last paragraph, if that is short. Otherwise
-    it is found as in a chat: a short text is kept whole. Tokens are read back as text, which the drafter needs.
+def completion_prompt(job: CompletionJob, tokenizer: Tokenizer) -> tuple[Prompt, QuestionSpan | None]:
+    """Return a text to continue as a prompt. Its question is its last paragraph, if that is short, or else found as in
+    a chat, where all of a short text counts as the question. Tokens are decoded to text, which the drafter needs.
     """
     text = tokenizer.decode(job.ids) if job.ids else job.prompt
     prompt = Prompt.from_text(text)
-    if job.asked.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
-        asked = question_of([text], "auto", tokenizer, job.options.keep_ratio)
+    if job.overrides.protect == "auto" and not any(0 < span.end - span.start <= LONGEST for span in prompt.spans):
+        question = question_of([text], "auto", tokenizer, job.options.keep_ratio)
         kinds: tuple[SpanKind, ...] = ("protected", "question")
-        spans = [Span(kind, asked.start, len(text)) for kind in kinds]
-        spans += [Span("protected", 0, asked.opening)] if asked.opening else []
-        return replace(prompt, spans=tuple(in_bytes(text, spans))), asked
+        spans = [Span(kind, question.start, len(text)) for kind in kinds]
+        spans += [Span("protected", 0, question.opening)] if question.opening else []
+        return replace(prompt, spans=tuple(in_bytes(text, spans))), question
     return prompt, None
 
 
-def begun(prompt: Prompt, opening: str) -> Prompt:
-    """A prompt that begins the answer; RequestError if the answer has begun with thinking."""
+def with_opening(prompt: Prompt, opening: str) -> Prompt:
+    """Return a prompt that already contains the start of the answer; RequestError if the answer starts with
+    thinking.
+    """
     if prompt.thinks is not None and prompt.thinks.opened:
-        how = "send tool_choice 'auto', or switch thinking off"
-        raise RequestError(f"this model thinks first, so that no call can be forced; {how}", "tool_choice")
-    start, end = len(prompt.text.encode()), len((prompt.text + opening).encode())
+        advice = "send tool_choice 'auto', or turn thinking off"
+        raise RequestError(f"this model thinks first, so a call cannot be forced; {advice}", "tool_choice")
+    start, end = len(prompt.text.encode()), len((prompt.text + opening).encode())  # spans are in bytes
     spans = (*prompt.spans, Span("protected", start, end), Span("answer", start, end))
     return replace(prompt, text=prompt.text + opening, spans=spans)
 
@@ -193,115 +208,132 @@ def chat_prompt(
     tools: tuple[dict[str, Any], ...],
     template: str | ChatTemplate,
     tokenizer: Tokenizer,
-    question: Question | None = None,
-    asked: TemplateRequest | None = None,
-    kept: Sequence[Range] = (),
+    question: QuestionSpan | None = None,
+    request: TemplateRequest | None = None,
+    protected_ranges: Sequence[Range] = (),
 ) -> Prompt:
-    """Render messages of role and text parts. Protected are the markup, the tools, system messages and of the last user
-    turn its `question`: the last part of it, if none is given, so that a client can send documents and then the
-    question, and what `kept` says, as `Job` has it. Parts are joined by a blank line.
+    """Render messages of role and text parts.
+
+    Protected are the markup, the tools, system messages, `protected_ranges` as `CompletionJob` has them, and the
+    `question` in the user's last turn. The default question is the last part of that turn, so that a client can send
+    documents and then a question. Parts are joined by a blank line.
     """
-    template, asked = ChatTemplate.of(template), asked or TemplateRequest()
-    is_markup, told = spells_markup(tokenizer), asked.told(template)
-    for what, value in (("tools", tools), (KWARGS, asked.variables)):
+    template, request = ChatTemplate.of(template), request or TemplateRequest()
+    is_markup, variables = spells_markup(tokenizer), request.template_variables(template)
+    # Templates write tools, variables and keys of arguments as they are: a special token in them would be markup.
+    for field, value in (("tools", tools), (KWARGS, request.variables)):
         if value and is_markup(json.dumps(value, ensure_ascii=False)):
-            raise RequestError(f"{what} spell a special token of the model; write them without it", what)
-    turns = [_turn(each) for each in messages]
+            raise RequestError(f"{field} contain the spelling of a special token of the model; remove it", field)
+    turns = [_turn(message) for message in messages]
     for index, turn in enumerate(turns):
         if any(is_markup(key) for call in turn.calls for key in keys(call.arguments)):
             where = f"messages[{index}].tool_calls"
-            raise RequestError(f"{where} have keys that spell a special token of the model; rename them", where)
+            raise RequestError(
+                f"{where} have keys with the spelling of a special token of the model; rename them", where
+            )
     try:
-        found = render_located(template, turns, told | ({"tools": list(tools)} if tools else {}), is_markup)
+        located = render_located(template, turns, variables | ({"tools": list(tools)} if tools else {}), is_markup)
     except HiddenMessageError as error:
         raise RequestError(str(error), f"messages[{error.index}]") from None
-    if tools and not found.tools:
+    if tools and not located.tools:
         raise RequestError("the chat template of this model does not show tools; leave them out", "tools")
     question = question or question_of(last_turn(messages), "turn", tokenizer)
-    at, to = question.start, question.opening
-    more: dict[str, Any] = {"protected_ranges": kept, "question_ranges": question.tasks}
-    return Prompt.from_chat(found, turns, template, asked.thinking, kept_from=at, kept_to=to, **more)
+    start, stop = question.start, question.opening
+    more: dict[str, Any] = {"protected_ranges": protected_ranges, "question_ranges": question.tasks}
+    return Prompt.from_chat(located, turns, template, request.thinking, kept_from=start, kept_to=stop, **more)
 
 
 def last_turn(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Parts of the user's last message; an empty one if there is none."""
-    return next((each["parts"] for each in reversed(messages) if each["role"] == "user"), [""])
+    """Return the parts of the user's last message; one empty part if there is none."""
+    return next((message["parts"] for message in reversed(messages) if message["role"] == "user"), [""])
 
 
 def _turn(message: dict[str, Any]) -> Turn:
-    """A message as templates know it."""
+    """Return a message as templates expect it."""
     rest = {name: value for name, value in message.items() if name not in ("role", "parts")}
     return Turn(message["role"], DOCUMENT_MARK.join(message["parts"]), **rest)
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """What became of a prompt's tokens."""
+    """Counts of a prompt's tokens; the usage block has them by these names."""
 
-    cached: int  # those that earlier turns have decided, so that they are not read again
-    new: int  # the others
-    kept: int  # those that the target attends to when the answer begins
-    recalled: int  # of `kept`, those that an earlier turn had dropped
-    read: int  # what the target read before it answered: in a session less than it attends to
-    drafted: int  # what the drafter read, in its own vocabulary
+    cached: int  # tokens that an earlier turn has processed, so that they are not read again
+    new: int  # all others
+    kept: int  # tokens that the target attends to when the answer begins
+    recalled: int  # tokens of `kept` that an earlier turn had dropped
+    read: int  # tokens that the target read for this answer: in a session fewer than it attends to
+    drafted: int  # tokens that the drafter read, in its own vocabulary
 
     @classmethod
     def of(cls, result: RunResult | TurnResult) -> PromptTokens:
-        """Of a turn of a conversation, or of a run by itself, which knows of no earlier turn."""
+        """Count the tokens of a conversation's turn, or of a run without session, which has no earlier turns."""
         if isinstance(result, TurnResult):
-            told = result.usage
-            return cls(told.cached, told.new, int(result.present.sum()), told.recalled, told.read, told.drafted)
+            counts = result.usage
+            return cls(
+                counts.cached, counts.new, int(result.present.sum()), counts.recalled, counts.read, counts.drafted
+            )
         drafted = 0 if result.drafted is None else len(result.drafted)
         return cls(0, len(result.prompt), result.kept_tokens, 0, result.kept_tokens, drafted)
 
     @property
     def total(self) -> int:
-        """All of the prompt."""
+        """All tokens of the prompt."""
         return self.cached + self.new
 
     @property
     def compressed(self) -> bool:
-        """Whether the target has only a part of it."""
+        """True if the target attends to only a part of the prompt."""
         return self.kept < self.total
 
 
 @dataclass
-class Told:
-    """What else a request comes to. `queued`, `render`: seconds in the queue, and until the prompt was rendered;
-    `generated`, `reasoning`: tokens of all answers, and of them those of thinking.
+class RequestStats:
+    """Facts of a request for its usage block and the metrics.
+
+    `queue_seconds`, `render_seconds`: seconds in the queue, and of rendering the prompt; `generated_tokens`,
+    `reasoning_tokens`: tokens of all answers, and those of thinking among them.
     """
 
-    asked: Question | None = None  # what was taken for the question of a chat
-    apart: str | None = None  # why the request had no session
-    queued: float = 0.0
-    render: float = 0.0
-    generated: int = 0
-    reasoning: int = 0
+    question: QuestionSpan | None = None  # None if it is the last paragraph of a completion
+    session_reason: str | None = None  # why the request could not use a session; None if it could
+    queue_seconds: float = 0.0
+    render_seconds: float = 0.0
+    generated_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
-def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> dict[str, Any]:
-    """OpenAI's usage block; under `sp` what compression did, what each stage cost and what a draft's guesses gave.
-    `options`: as the request asked for them.
+def usage(result: RunResult | TurnResult, stats: RequestStats, options: RunOptions) -> dict[str, Any]:
+    """Return OpenAI's usage block; under `sp` it reports compression, the cost of each stage and the acceptance of
+    draft tokens.
+
+    `options`: those of the request.
     """
-    prompt, generated = PromptTokens.of(result), told.generated
-    question = {"found": told.asked.found, "tokens": int(result.prompt.mask("question").sum())} if told.asked else None
-    found, recalls = (result.match, result.recalled) if isinstance(result, TurnResult) else (None, ())
-    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * told.render}]
+    prompt, generated = PromptTokens.of(result), stats.generated_tokens
+    question = (
+        {"found": stats.question.kind, "tokens": int(result.prompt.mask("question").sum())} if stats.question else None
+    )
+    session_match, recalls = (result.match, result.recalled) if isinstance(result, TurnResult) else (None, ())
+    stages = [{"name": "render", "tokens": 0, "ms": 1e3 * stats.render_seconds}]
     stages += [{"name": s.name, "tokens": s.tokens, "ms": 1e3 * s.seconds} for s in result.answer.trace.stages]
     return {
         "prompt_tokens": prompt.total,
         "completion_tokens": generated,
         "total_tokens": prompt.total + generated,
         "prompt_tokens_details": {"cached_tokens": prompt.cached},
-        **({"completion_tokens_details": {"reasoning_tokens": told.reasoning}} if told.reasoning else {}),
+        **(
+            {"completion_tokens_details": {"reasoning_tokens": stats.reasoning_tokens}}
+            if stats.reasoning_tokens
+            else {}
+        ),
         "sp": {
             "compressed": prompt.compressed,
             "reason": result.decision.reason,
             "window": result.answer.trace.facts.get("window"),
             **asdict(prompt),
             "kept_tokens": prompt.kept,
-            "session": found or "none",
-            "session_reason": told.apart,
+            "session": session_match or "none",
+            "session_reason": stats.session_reason,
             "restored": isinstance(result, TurnResult) and result.restored,
             "question": question,
             "sampling": asdict(options.decode) if isinstance(options.decode, SamplingDecoder) else None,
@@ -314,23 +346,25 @@ def usage(result: RunResult | TurnResult, told: Told, options: RunOptions) -> di
             "break_even_source": result.decision.break_even_source,
             "acceptance_length": result.answer.acceptance_length,
             "tokens_by_pass": list(result.answer.passes),
-            "queue_ms": 1e3 * told.queued,
-            "ttft_ms": 1e3 * (told.render + result.answer.ttft_s),
+            "queue_ms": 1e3 * stats.queue_seconds,
+            "ttft_ms": 1e3 * (stats.render_seconds + result.answer.ttft_s),
             "stages": stages,
         },
     }
 
 
 def kept_text(result: RunResult | TurnResult) -> list[dict[str, Any]]:
-    """Pieces of the rendered prompt, chat markup included. Returns list of dict: ``kind`` (``kept``, ``question``, both
-    of which were read, or ``dropped``), ``text``, together all of it, and ``tokens``, how many that is.
+    """Return the pieces of the rendered prompt, including chat markup.
+
+    Each piece has ``kind`` (``kept``, ``question``, both of which were read, or ``dropped``), ``text``, and ``tokens``,
+    their number. The texts together are the whole prompt.
     """
-    run = None if isinstance(result, TurnResult) else result.selection
-    kept = result.present if isinstance(result, TurnResult) else None if run is None else run.selected
+    selection = None if isinstance(result, TurnResult) else result.selection
+    selected = result.present if isinstance(result, TurnResult) else None if selection is None else selection.selected
     prompt, raw = result.prompt, result.prompt.prompt.text.encode()
-    found = kinds(prompt, kept)[whole_characters(prompt)]
+    token_kinds = kinds(prompt, selected)[whole_characters(prompt)]
     pieces = []
-    for start, end in edges(found):
+    for start, end in edges(token_kinds):
         text = raw[prompt.bytes[start, 0] : prompt.bytes[end - 1, 1]].decode(errors="replace")
-        pieces.append({"kind": KINDS[found[start]], "text": text, "tokens": end - start})
+        pieces.append({"kind": KINDS[token_kinds[start]], "text": text, "tokens": end - start})
     return pieces

@@ -1,4 +1,4 @@
-"""Streams of answers: accepted at once, alive while the prompt waits and is read, ended where nobody listens."""
+"""Streams of answers: accepted at once, kept alive while the prompt is read, ended when the client disconnects."""
 
 from __future__ import annotations
 
@@ -6,117 +6,111 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sp.serve.fields import RequestError
-from sp.serve.http import Limits
+from sp.serve.http import ClientLimits
+from sp.serve.precheck import Precheck
 from sp.serve.text import Ended, Piece
-from sp.serve.worker import Done, Event, Failed, Reading, Ticket, Worker, Writer, stopping
+from sp.serve.worker import Done, Event, Failed, PipelineWorker, StageProgress, Ticket, Writer, stopping
 
-COMMENT = b": reading\n\n"  # which readers of events skip
-ACCEPT_SECONDS = 0.25  # after which the headers of a stream go out; programs wait half a second for its first byte
-HANDOVER_SECONDS = 0.005  # how long the worker waits at most for the first piece of a stream to be sent
-HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # nginx would hold events back until it has 4 KiB
+COMMENT = b": reading\n\n"  # a comment, which parsers of events skip
+ACCEPT_SECONDS = 0.25  # until the headers of a stream are sent; some clients wait half a second for the first byte
+HANDOVER_SECONDS = 0.005  # the worker's longest wait until the first piece of a stream is sent
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # nginx would buffer events up to 4 KiB
 
 
 def event(value: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
-class Answer:
-    """The events of one ticket on the side of the event loop, and the watch over its client. `begun` is set once the
-    first piece of a stream was sent, or need not be.
+class TicketEvents:
+    """The events of one ticket on the event loop, and the watch for its client's disconnect.
+
+    `first_sent`: set when the first piece of a stream was sent, or from the start if there is no stream.
     """
 
-    def __init__(self, worker: Worker, request: Request, stream: bool) -> None:
+    def __init__(self, worker: PipelineWorker, request: Request, stream: bool) -> None:
         self.ticket: Ticket | None = None
         self.worker = worker
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.begun = threading.Event()
+        self.first_sent = threading.Event()
         if not stream:
-            self.begun.set()
+            self.first_sent.set()
         self._gone = asyncio.ensure_future(disconnected(request))
-        self._gone.add_done_callback(lambda _: self._events.put_nowait(None))
+        self._gone.add_done_callback(lambda _: self._events.put_nowait(None))  # wakes `next`
 
     def emit(self, item: Event) -> None:
-        """Called on the worker's thread; never waits for a slow reader. It does wait, shortly, until the first piece of
-        a stream is on its way: the launches of the next step would keep the interpreter from the event loop at each of
-        its turns.
+        """Pass an event from the worker's thread to the event loop; never waits for a slow reader.
+
+        It does wait shortly until the first piece of a stream is on its way: otherwise the launches of the next step
+        would hold the interpreter each time the event loop wants it.
         """
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for the event
             self._loop.call_soon_threadsafe(self._events.put_nowait, item)
-            if not isinstance(item, Reading):
-                self.begun.wait(HANDOVER_SECONDS)
-                self.begun.set()
+            if not isinstance(item, StageProgress):
+                self.first_sent.wait(HANDOVER_SECONDS)
+                self.first_sent.set()
 
     async def next(self) -> Event:
-        """The next event; RequestError if the work failed, ClientDisconnect if the client has left."""
+        """Return the next event; RequestError if the work failed, ClientDisconnect if the client has disconnected."""
         item = await self._events.get()
-        if item is None or self._gone.done():
+        if item is None or self._gone.done():  # after a disconnect events may still be queued
             raise ClientDisconnect
         if isinstance(item, Failed):
             raise item.error
         return item
 
     async def next_within(self, seconds: float) -> Event | None:
-        """The same; None if it does not come in so many seconds."""
+        """Return the next event, or None after this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 return await self.next()
         return None
 
-    def leave(self) -> None:
-        """No more events are wanted."""
-        self.begun.set()
+    def close(self) -> None:
+        """Stop: cancel the ticket and drop further events."""
+        self.first_sent.set()
         self._gone.cancel()
         if self.ticket is not None:
             self.worker.cancel(self.ticket)
 
 
-class Ahead(Protocol):
-    """Looks at requests that wait."""
+async def first_event(events: TicketEvents, precheck: Precheck) -> Event | None:
+    """Return the first event of a stream, or None if there is none by the time the headers must be sent.
 
-    pool: Executor
-
-    def check(self, ticket: Ticket) -> None:
-        """Raise what would refuse a request before a model reads any of it."""
-
-
-async def accepted(answer: Answer, ahead: Ahead) -> Event | None:
-    """The first event of a stream; None where there is none by the time its headers have to go out. Until then what
-    refuses the request is raised, also if the worker is not there yet: another thread looks at those that wait.
+    Until then a refusal is raised, also while the worker is busy: another thread checks the requests that wait.
     """
-    ticket, loop = answer.ticket, asyncio.get_running_loop()
+    ticket, loop = events.ticket, asyncio.get_running_loop()
     assert ticket is not None, "the request is queued"
     end = loop.time() + ACCEPT_SECONDS
-    if not ticket.at_work:
+    if not ticket.started:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
-                await loop.run_in_executor(ahead.pool, ahead.check, ticket)
-        end = end if ticket.at_work else loop.time()
-    return await answer.next_within(max(0.0, end - loop.time()))
+                await loop.run_in_executor(precheck.pool, precheck.check, ticket.job)
+        end = end if ticket.started else loop.time()  # a checked request that waits is accepted at once
+    return await events.next_within(max(0.0, end - loop.time()))
 
 
 class EventStream(Response):
-    """Server-sent events; drops a reader that stalls, and ends the work when it ends. `first`: the first event, if it
-    is there.
+    """A response of server-sent events; drops a stalled reader, and cancels the work when it ends. `first`: the first
+    event, if there is one already.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, first: Event | None, reply: Writer, limits: Limits) -> None:
+    def __init__(self, events: TicketEvents, first: Event | None, reply: Writer, limits: ClientLimits) -> None:
         super().__init__(headers=HEADERS)
-        del self.headers["content-length"]
-        self._answer, self._limits, self._reply = answer, limits, reply
-        self._chunks = _chunks(answer, first, reply, limits.silent_seconds)
+        del self.headers["content-length"]  # Starlette sets 0, for the empty body
+        self._events, self._limits, self._reply = events, limits, reply
+        self._chunks = _chunks(events, first, reply, limits.silent_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -127,15 +121,15 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientDisconnect, TimeoutError):
             pass
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server stops
             await send({"type": "http.response.body", "body": self._reply.failed(stopping()), "more_body": False})
         finally:
-            self._answer.leave()
+            self._events.close()
 
 
-async def _chunks(answer: Answer, item: Event | None, reply: Writer, silent: float) -> AsyncIterator[bytes]:
-    """What is sent: events of the stream, and where there is none for so many seconds what shows that it lives. An
-    error after the headers is the last event.
+async def _chunks(events: TicketEvents, item: Event | None, reply: Writer, silent: float) -> AsyncIterator[bytes]:
+    """Yield the events of the stream, and a ping after each `silent` seconds without one. An error after the headers is
+    the last event.
     """
     try:
         if item is None:
@@ -143,17 +137,17 @@ async def _chunks(answer: Answer, item: Event | None, reply: Writer, silent: flo
         while not isinstance(item, Done):
             if isinstance(item, Piece | Ended):
                 yield reply.piece(item) if isinstance(item, Piece) else reply.ended(item)
-                answer.begun.set()  # it is sent: the one who iterates has come back
+                events.first_sent.set()  # the piece was sent: the generator is resumed only after that
             else:
-                yield reply.progress(item) if isinstance(item, Reading) else reply.ping
-            item = await answer.next_within(silent)
+                yield reply.progress(item) if isinstance(item, StageProgress) else reply.ping
+            item = await events.next_within(silent)
         yield reply.last(item)
     except RequestError as error:
-        answer.worker.metrics.refused(error)
+        events.worker.metrics.refused(error)
         yield reply.failed(error)
 
 
 async def disconnected(request: Request) -> None:
-    """Return when the client is gone."""
+    """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""From tokens to the text of a reply, piece by piece, with thinking, calls and log probabilities."""
+"""The text of a reply from its tokens, piece by piece, with thinking, calls and log probabilities."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sp.ops.sampling.biased import Penalties
 from sp.prompt import Prompt
 from sp.serve.fields import MAX_NAME
 
-MOST_UNKNOWN = 8  # names of no tool that are told
+MOST_UNKNOWN = 8  # reported names that belong to no tool
 
 
-class Part(NamedTuple):
-    """A part of a reply: thinking, answer, calls of tools behind it."""
+class ReplyDelta(NamedTuple):
+    """A part of a reply: thinking, answer, and the tool calls after it."""
 
     reasoning: str = ""
     content: str = ""
@@ -31,10 +31,12 @@ class Part(NamedTuple):
 
 
 class ReplyText:
-    """Feeds on tokens, hands out text. `stops`: strings that end the answer and are not part of it; they end neither
-    thinking nor calls; `thinks`: how the model marks its thinking; `begins`: whether the answer begins a text, as a
-    reply of a chat does, or goes on with that of the prompt; `stopped`: whether a stop string was met, `stop`, or the
-    only call that was wanted; `called`: whether there was a call; `reasoning_tokens`: those of thinking and its marks.
+    """Decodes tokens to text and splits it into thinking, answer and calls.
+
+    `stops`: strings that end the answer and are not part of it; they end neither thinking nor calls; `thinks`: the
+    model's marks of thinking; `begins`: True if the answer starts a text, as a chat's does, False if it continues the
+    prompt; `stopped`: set at a stop string, which is `stop`, or after the only call that is allowed; `called`: set at
+    the first call; `reasoning_tokens`: tokens of thinking and its marks.
     """
 
     def __init__(
@@ -49,10 +51,11 @@ class ReplyText:
         self.stopped, self.called, self.reasoning_tokens = False, False, 0
         self.stop: str | None = None
         self._tokenizer, self._stops = tokenizer, stops
+        # Special tokens that are part of the text here; all others are dropped.
         self._marks = thinks.marks.tokens if thinks else ()
         self._marks += calling.style.tokens if calling else ()
         self._splitter = Splitter(thinks, calls=calling is not None)
-        if calling and thinks and thinks.marks.channels:  # what the prompt has begun of a call is a part of its header
+        if calling and thinks and thinks.marks.channels:  # the prompt's start of a call is a part of its header
             opening, calling = calling.opening, replace(calling, opening="")
             self._calls = CallSplitter(calling)
             self._calls.push(self._splitter.push(opening).content)
@@ -60,92 +63,97 @@ class ReplyText:
         else:
             self._calls, self._thoughts = CallSplitter(calling), ThoughtCalls(calling if thinks else None)
         self._bytes = tokenizer.decoder(begins=begins)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
-        self.decoded = 0  # characters of all text so far, those of thinking and calls among them
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end within a character
+        self._pending = ""
+        self.decoded = 0  # characters so far, including thinking and calls
 
     @property
     def thinking(self) -> bool:
-        """Whether what came last is thinking."""
+        """True if the last token belongs to thinking."""
         return self._splitter.thinking
 
     @property
     def tool(self) -> str:
-        """The tool that what comes next is for, where calls are messages of their own; empty for an answer."""
+        """The tool that the next token is addressed to, in formats with a message per call; empty for an answer."""
         return self._splitter.tool
 
     @property
     def unknown(self) -> list[str]:
-        """What was called, and is none of the tools."""
+        """Called names that belong to none of the tools."""
         return self._calls.unknown
 
     @property
     def answering(self) -> bool:
-        """Whether what comes next may be answer."""
+        """True if the next token may belong to the answer."""
         return self._splitter.answering
 
-    def push(self, token: int) -> Part:
-        """Text that is certain after one more token; no answer after a stop."""
+    def push(self, token: int) -> ReplyDelta:
+        """Return the text that is certain after one more token; nothing after a stop."""
         raw = self._bytes.push(token)
         if token in self._tokenizer.special_ids and self._tokenizer.token_text(token) not in self._marks:
-            return Part()
+            return ReplyDelta()
         before, text = self._splitter.thinking, self._decoder.decode(raw)
         self.decoded += len(text)
         split = self._splitter.push(text)
-        self.reasoning_tokens += before or self._splitter.thinking
-        said = self._calls.push(split.content)
-        return self._part(self._thought(split.reasoning), said.text, said.calls)
+        self.reasoning_tokens += before or self._splitter.thinking  # either of its marks counts, too
+        answer = self._calls.push(split.content)
+        return self._part(self._thought(split.reasoning), answer.text, answer.calls)
 
-    def finish(self) -> Part:
-        """What was held back, but for a character of which an answer that was cut has only a part."""
+    def finish(self) -> ReplyDelta:
+        """Return the pending text, without an incomplete character at the end of a truncated answer."""
         open_end, end = self._splitter.thinking, self._splitter.finish()
         thought = self._thoughts.push(end.reasoning)
-        kept = self._thoughts.finish() if open_end else AnswerPart(self._thoughts.close())
-        said, rest = self._calls.push(end.content), self._calls.finish()
-        part = self._part(thought + kept.text, said.text + rest.text, kept.calls + said.calls + rest.calls)
-        held, self._held = self._held, ""
-        return part._replace(content=part.content + held)
+        late_thoughts = self._thoughts.finish() if open_end else AnswerPart(self._thoughts.close())
+        answer, rest = self._calls.push(end.content), self._calls.finish()
+        part = self._part(
+            thought + late_thoughts.text, answer.text + rest.text, late_thoughts.calls + answer.calls + rest.calls
+        )
+        pending, self._pending = self._pending, ""
+        return part._replace(content=part.content + pending)
 
     def _thought(self, reasoning: str) -> str:
-        """Thinking that is certain not to end with calls."""
+        """Return thinking that certainly does not end with calls."""
         text = self._thoughts.push(reasoning)
         return text if self._splitter.thinking else text + self._thoughts.close()
 
-    def _part(self, reasoning: str, text: str, calls: tuple[Call, ...]) -> Part:
-        """What may be sent, and whether that is the end."""
+    def _part(self, reasoning: str, text: str, calls: tuple[Call, ...]) -> ReplyDelta:
+        """Return what may be sent, and note a stop."""
         content = self._take(text)
+        # Calls after a stop string are not part of the answer.
         calls = () if self.stopped else calls
         self.called |= bool(calls)
         self.stopped |= self._calls.done
-        return Part(reasoning, content, calls)
+        return ReplyDelta(reasoning, content, calls)
 
     def _take(self, new: str) -> str:
+        """Return the text up to a stop string, and hold back an ending that may begin one."""
         if self.stopped:
             return ""
-        text = self._held + new
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.stop = min(found)
-            self.stopped, self._held = True, ""
-            return text[:at]
-        held = max((overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        text = self._pending + new
+        matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
+            start, self.stop = min(matches)
+            self.stopped, self._pending = True, ""
+            return text[:start]
+        overlap_size = max((overlap(text, stop) for stop in self._stops), default=0)
+        self._pending = text[len(text) - overlap_size :]
+        return text[: len(text) - overlap_size]
 
 
-def uncalled(texts: Iterable[ReplyText]) -> list[str]:
-    """A line for each name that was called and is none of the tools."""
+def unknown_call_lines(texts: Iterable[ReplyText]) -> list[str]:
+    """Return a line for each called name that belongs to none of the tools."""
     names = dict.fromkeys(plain(name, MAX_NAME) for text in texts for name in text.unknown)
-    return [f"a call of {name}: there is no such tool, so it stays text" for name in names][:MOST_UNKNOWN]
+    return [f"a call of {name}: there is no such tool, so it remains text" for name in names][:MOST_UNKNOWN]
 
 
-LOWEST = -9999.0  # in place of minus infinity, which JSON has no word for
+LOWEST = -9999.0  # instead of minus infinity, which JSON cannot express
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of an answer: its bytes, the logarithm of its probability, and the same of the likeliest ones. `start`:
-    where in the text it begins, or the character does of which it is a part.
+    """A token of an answer: its bytes, its log probability, and the same of the likeliest tokens.
+
+    `start`: characters of the text before the token, or before the character of which it is a part.
     """
 
     raw: bytes
@@ -155,31 +163,40 @@ class TokenLogprob:
 
     @classmethod
     def of(cls, choice: TokenChoice, tokenizer: Tokenizer, start: int = 0) -> TokenLogprob:
-        """What was chosen, in a vocabulary; a padded head has tokens that are in none."""
+        """Return the chosen token and its alternatives; a padded head has tokens outside the vocabulary, which are left
+        out.
+        """
         top = zip(choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
-        named = ((tokenizer.token_bytes(each), _finite(value)) for each, value in top if each < tokenizer.vocab_size)
+        named = (
+            (tokenizer.token_bytes(token_id), _finite(value))
+            for token_id, value in top
+            if token_id < tokenizer.vocab_size
+        )
         return cls(tokenizer.token_bytes(choice.token), _finite(choice.logprob), tuple(named), start)
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The field `logprobs` of a choice of a chat.
+    """Return the field `logprobs` of a chat's choice.
 
     >>> chat_logprobs([TokenLogprob(b"hi", -0.5)])["content"][0]
     {'token': 'hi', 'logprob': -0.5, 'bytes': [104, 105], 'top_logprobs': []}
     """
-    told = [_one(each.raw, each.logprob) | {"top_logprobs": [_one(*one) for one in each.top]} for each in tokens]
-    return {"content": told, "refusal": None}
+    entries = [
+        _one(token.raw, token.logprob) | {"top_logprobs": [_one(*candidate) for candidate in token.top]}
+        for token in tokens
+    ]
+    return {"content": entries, "refusal": None}
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The same of a text completion.
+    """Return the field `logprobs` of a text completion's choice.
 
     >>> completion_logprobs([TokenLogprob(b"hi", -0.5), TokenLogprob(b"!", -1.0, ((b"?", -0.25),), 2)])
     {'tokens': ['hi', '!'], 'token_logprobs': [-0.5, -1.0], 'top_logprobs': [{}, {'?': -0.25}], 'text_offset': [0, 2]}
     """
-    texts, offsets = [_text(each.raw) for each in tokens], [each.start for each in tokens]
-    top = [{_text(raw): value for raw, value in each.top} for each in tokens]
-    values = [each.logprob for each in tokens]
+    texts, offsets = [_text(token.raw) for token in tokens], [token.start for token in tokens]
+    top = [{_text(raw): value for raw, value in token.top} for token in tokens]
+    values = [token.logprob for token in tokens]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
 
@@ -197,7 +214,9 @@ def _finite(value: float) -> float:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer: what it says, thinking before it, calls of tools behind it, and its tokens if wanted."""
+    """A part of an answer: its text, thinking before it, tool calls after it, and log probabilities of its tokens if
+    wanted.
+    """
 
     text: str
     reasoning: str = ""
@@ -208,7 +227,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of one answer, and why; `stop`: the string that ended it."""
+    """The end of one answer and its finish reason; `stop`: the stop string that ended it."""
 
     index: int
     finish_reason: str
@@ -216,8 +235,8 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Watched(Decoder):
-    """A way to decode, with what a `Chooser` takes besides; no draft guesses then."""
+class ObservedDecoder(Decoder):
+    """A decoder with additional options for its `Chooser`; it does not speculate."""
 
     base: Decoder
     more: Mapping[str, Any]
@@ -227,16 +246,20 @@ class Watched(Decoder):
         return self.base.chooser(seed, **self.more, **observed)
 
 
-def knowing(penalties: Penalties | None, prompt: Prompt, tokenizer: Tokenizer) -> Penalties | None:
-    """Penalties that know the whole prompt, whatever of it the target reads; its tokens are found once, if at all."""
+def with_prompt_tokens(penalties: Penalties | None, prompt: Prompt, tokenizer: Tokenizer) -> Penalties | None:
+    """Return penalties that cover the whole prompt, whatever the target reads of it; its tokens are made once, on first
+    use.
+    """
     if penalties is None:
         return None
     return replace(penalties, prompt=cache(lambda: prompt.tokenise(tokenizer).ids.tolist()))
 
 
-class Speaker:
-    """Hears of tokens and sends pieces. `index`: of the answer among those of its request; `logprobs`: likeliest tokens
-    to tell beside each one; None tells of none.
+class CompletionStream:
+    """Takes the tokens of one answer and sends its pieces.
+
+    `index`: of the answer in its request; `logprobs`: likeliest tokens to report with each token; None for no log
+    probabilities.
     """
 
     def __init__(
@@ -248,37 +271,37 @@ class Speaker:
         logprobs: int | None = None,
     ) -> None:
         self.text, self.index = text, index
-        self._tokenizer, self._send, self._wanted = tokenizer, send, logprobs
-        self._chosen: deque[TokenChoice] = deque()
-        self._told: list[TokenLogprob] = []
+        self._tokenizer, self._send, self._top_logprobs = tokenizer, send, logprobs
+        self._chosen: deque[TokenChoice] = deque()  # reported by the decoder, before their tokens are pushed
+        self._logprobs: list[TokenLogprob] = []
 
     def decoder(self, base: Decoder, constraint: Constraint | None, penalties: Penalties | None) -> Decoder:
-        """The way to decode by which this hears what it has to tell."""
-        given = {"constraint": constraint, "penalties": penalties}
-        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if self._wanted is not None:
-            more |= {"on_choice": self._chosen.append, "top": self._wanted}
-        return Watched(base, more) if more else base
+        """Return the decoder that also reports what this stream needs."""
+        extras = {"constraint": constraint, "penalties": penalties}
+        more: dict[str, Any] = {name: value for name, value in extras.items() if value is not None}
+        if self._top_logprobs is not None:
+            more |= {"on_choice": self._chosen.append, "top": self._top_logprobs}
+        return ObservedDecoder(base, more) if more else base
 
-    def hear(self, token: int) -> bool:
-        """One more token; whether it is the last."""
+    def push(self, token: int) -> bool:
+        """Take one more token; return True if it is the last."""
         thinking, start = self.text.thinking, self.text.decoded
         part = self.text.push(token)
-        if self._wanted is not None:
-            choice = self._chosen.popleft()
+        if self._top_logprobs is not None:
+            choice = self._chosen.popleft()  # the decoder reports a choice before the token comes here
             if not (thinking or self.text.thinking):
-                self._told.append(TokenLogprob.of(choice, self._tokenizer, start))
+                self._logprobs.append(TokenLogprob.of(choice, self._tokenizer, start))
         self._emit(part)
         return self.text.stopped
 
     def end(self, tokens: int, most: int) -> None:
-        """The answer has so many tokens, and might have had `most`."""
+        """End the answer, which has this many tokens of at most `most`."""
         self._emit(self.text.finish(), last=True)
         long = tokens == most and not self.text.stopped
         why = "length" if long else "tool_calls" if self.text.called else "stop"
         self._send(Ended(self.index, why, self.text.stop))
 
-    def _emit(self, part: Part, last: bool = False) -> None:
-        if any(part) or (last and self._told):
-            told, self._told = tuple(self._told), []
-            self._send(Piece(part.content, part.reasoning, part.calls, self.index, told))
+    def _emit(self, part: ReplyDelta, last: bool = False) -> None:
+        if any(part) or (last and self._logprobs):
+            logprobs, self._logprobs = tuple(self._logprobs), []
+            self._send(Piece(part.content, part.reasoning, part.calls, self.index, logprobs))

@@ -1,4 +1,4 @@
-"""What clients of llama.cpp's server ask for besides answers: tokens of a text, text of tokens, the model's data."""
+"""Endpoints of llama.cpp's server besides answers: text to tokens, tokens to text, the model's properties."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sp.chat.messages import describe_value
 from sp.gguf import Tokenizer
-from sp.serve.anthropic.routes import Answering, guarded
-from sp.serve.fields import RequestError, shown, text_of
+from sp.serve.anthropic.routes import AnswerService, guarded
+from sp.serve.fields import RequestError, text_of
 from sp.serve.protocol import parse_json
 from sp.session.loaded import Loaded
 
-Work = Callable[[Mapping[str, Any], Tokenizer], dict[str, Any]]
+Conversion = Callable[[Mapping[str, Any], Tokenizer], dict[str, Any]]
 
 
-class Tokens:
-    """The endpoints over a service."""
+class TokenEndpoints:
+    """The endpoints of a service."""
 
-    def __init__(self, service: Answering) -> None:
+    def __init__(self, service: AnswerService) -> None:
         self._service = service
-        self._one = asyncio.Semaphore(1)  # answers come first
+        self._one = asyncio.Semaphore(1)  # one at a time, so that answers keep the cores
 
     def routes(self) -> list[Route]:
-        """Where they are."""
-        works: dict[str, Work] = {"/tokenize": tokens_of, "/detokenize": text_of_tokens}
-        made = [Route(path, partial(guarded, self._service, partial(self._do, work)), methods=["POST"])
-                for path, work in works.items()]  # fmt: skip
-        return [*made, Route("/props", self._props)]
+        """Return the routes."""
+        conversions: dict[str, Conversion] = {"/tokenize": tokens_of, "/detokenize": text_of_tokens}
+        routes = [Route(path, partial(guarded, self._service, partial(self._do, conversion)), methods=["POST"])
+                for path, conversion in conversions.items()]  # fmt: skip
+        return [*routes, Route("/props", self._props)]
 
-    async def _do(self, work: Work, request: Request) -> Response:
-        def done() -> dict[str, Any]:
-            return work(parse_json(raw), self._service.worker.pipeline.target.tokenizer)
+    async def _do(self, conversion: Conversion, request: Request) -> Response:
+        def convert() -> dict[str, Any]:
+            return conversion(parse_json(raw), self._service.worker.pipeline.target.tokenizer)
 
         async with self._service.bodies.read(request) as raw, self._one:
-            return JSONResponse(await asyncio.to_thread(done))
+            return JSONResponse(await asyncio.to_thread(convert))
 
     async def _props(self, _: Request) -> Response:
         return JSONResponse(props_of(self._service.worker.pipeline.target))
 
 
 def tokens_of(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokens of ``content``. With ``add_special`` those that begin and end a text are among them, without
-    ``parse_special`` the spelling of a special token is only text, and ``with_pieces`` each has its text beside it, or
-    its bytes where they are a part of a character; RequestError for a value that is none.
+    """Return the tokens of ``content``; RequestError for an invalid value.
+
+    ``add_special`` adds the tokens that begin and end a text. Without ``parse_special`` the spelling of a special token
+    is plain text. ``with_pieces`` adds the text of each token, or its bytes if they are a part of a character.
     """
     text = text_of(body.get("content"), "content")
     framed, special, pieces = (
@@ -60,15 +62,17 @@ def tokens_of(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def text_of_tokens(body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The text of ``tokens``; RequestError unless they are numbers, PromptError for one outside the vocabulary."""
-    given = body.get("tokens")
-    if not isinstance(given, list) or not all(type(each) is int for each in given):
-        raise RequestError(f"tokens is {shown(given)}; send a list of whole numbers", "tokens")
-    return {"content": tokenizer.decode(given)}
+    """Return the text of ``tokens``; RequestError if they are not numbers, PromptError for one outside the
+    vocabulary.
+    """
+    ids = body.get("tokens")
+    if not isinstance(ids, list) or not all(type(token_id) is int for token_id in ids):
+        raise RequestError(f"tokens is {describe_value(ids)}; send a list of whole numbers", "tokens")
+    return {"content": tokenizer.decode(ids)}
 
 
 def props_of(target: Loaded) -> dict[str, Any]:
-    """What is asked of a model before it is talked to; of its path the name alone."""
+    """Return the properties of a model that clients read before they use it; of its path only the file name."""
     template = target.template
     return {
         "default_generation_settings": {"n_ctx": target.model.config.context},
@@ -86,12 +90,12 @@ def props_of(target: Loaded) -> dict[str, Any]:
 def _flag(body: Mapping[str, Any], name: str, default: int) -> bool:
     value = body.get(name, bool(default))
     if not isinstance(value, bool):
-        raise RequestError(f"{name} is {shown(value)}; send true or false", name)
+        raise RequestError(f"{name} is {describe_value(value)}; send true or false", name)
     return value
 
 
 def _piece(raw: bytes) -> str | list[int]:
-    """The text of a token, or its bytes.
+    """Return the text of a token, or its bytes.
 
     >>> _piece("é".encode()), _piece("é".encode()[:1])
     ('é', [195])

@@ -1,4 +1,4 @@
-"""Tools of a request, how the model may call them, and calls as clients send them back."""
+"""Tools of a request, the choice among them, and calls that clients send back."""
 
 from __future__ import annotations
 
@@ -11,66 +11,75 @@ from typing import Any
 from sp.chat import Call, Thinks
 from sp.chat.call_splitter import Calling
 from sp.chat.calls import MOST_DEPTH, call_style_of, read_object, shallow
+from sp.chat.messages import describe_value
 from sp.gguf import ChatTemplate
-from sp.serve.fields import MAX_NAME, RequestError, shown, text_of
+from sp.serve.fields import MAX_NAME, RequestError, text_of
 
 MOST_TOOLS = 256
-MOST_CALLS = 128  # in one turn
+MOST_CALLS = 128  # in one turn of the assistant
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 SHAPE = "send {'type': 'function', 'function': {'name': 'look', 'parameters': {...}}}"
-KINDS = (("description", str, "a string"), ("parameters", dict, "a JSON schema"), ("strict", bool, "true or false"))
-"""Of a function: fields, their types, and what these are called."""
 CHOICES = ("none", "auto", "required")
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools that the model is shown, and how it may call them."""
+    """The tools that the model is shown, and the rules for its calls."""
 
-    tools: tuple[dict[str, Any], ...] = ()  # as they came; none with the choice "none"
-    forced: bool = False  # the answer must begin with a call
-    name: str | None = None  # of the tool that must be called
-    single: bool = False  # one call at most
-    held: Mapping[str, Any] | None = None  # schemas of arguments, by name; None where calls are held to no grammar
+    tools: tuple[dict[str, Any], ...] = ()  # as received; empty with tool_choice "none"
+    forced: bool = False  # the answer must start with a call
+    name: str | None = None  # of the only tool that may be called
+    single: bool = False  # at most one call
+    call_schemas: Mapping[str, Any] | None = None  # schemas of arguments by tool; None if no grammar applies
 
     def template(self, template: ChatTemplate) -> ChatTemplate:
-        """That of a model's which shows these tools."""
+        """Return the variant of a model's template that shows these tools."""
         return template.for_tools if self.tools else template
 
     def calling(self, template: ChatTemplate | None, thinks: Thinks | None = None) -> Calling | None:
-        """How calls are read from the answer; None without tools, RequestError where the model's way is not known.
-        `thinks`: how the answer begins; behind thinking a grammar alone can force a call, and the prompt begins none.
+        """Return the format in which the model writes calls; None without tools, RequestError if the format is unknown.
+
+        `thinks`: how the answer starts. If it starts with thinking, only a grammar can force a call; otherwise the
+        prompt contains the start of the call.
         """
         if not self.tools or template is None:
             return None
         style = call_style_of(self.template(template))
         if style is None:
-            said = "shows tools, if at all, in a way that is not known"
-            raise RequestError(f"the chat template of this model {said}; leave tools out", "tools")
-        behind = self.held is not None and thinks is not None and thinks.opened
+            reason = "does not show tools in a known format"
+            raise RequestError(f"the chat template of this model {reason}; leave tools out", "tools")
+        behind = self.call_schemas is not None and thinks is not None and thinks.opened
         opening = style.opening(self.name) if self.forced and not behind else ""
         return Calling(style, self.tools, self.single, opening)
 
 
 def tool_use(body: Mapping[str, Any]) -> ToolUse:
-    """The fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a body, checked."""
+    """Parse the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a body."""
     tools = _tools(body.get("tools"))
     single = body.get("parallel_tool_calls")
     if not isinstance(single, bool | None):
-        raise RequestError(f"parallel_tool_calls is {shown(single)}; send true or false", "parallel_tool_calls")
+        raise RequestError(
+            f"parallel_tool_calls is {describe_value(single)}; send true or false", "parallel_tool_calls"
+        )
     choice, names = body.get("tool_choice"), [tool["function"]["name"] for tool in tools]
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if choice.get("type") != "function" or set(choice) != {"type", "function"} or not isinstance(name, str):
-            wanted = "{'type': 'function', 'function': {'name': 'look'}}"
-            raise RequestError(f"tool_choice is no choice of a tool; send {wanted} or a word", "tool_choice")
+            example = "{'type': 'function', 'function': {'name': 'look'}}"
+            raise RequestError(
+                f"tool_choice is not valid; send {example} or one of none, auto, required", "tool_choice"
+            )
         if name not in names:
-            raise RequestError(f"tool_choice names {shown(name)}, which is none of the tools; add it", "tool_choice")
+            raise RequestError(
+                f"tool_choice names {describe_value(name)}, which is not among the tools; add it", "tool_choice"
+            )
         return ToolUse(tools, True, name, True)
     if choice is not None and choice not in CHOICES:
         known = ", ".join(CHOICES)
-        raise RequestError(f"tool_choice is {shown(choice)}; send one of {known}, or name a tool", "tool_choice")
+        raise RequestError(
+            f"tool_choice is {describe_value(choice)}; send one of {known}, or name a tool", "tool_choice"
+        )
     if choice == "required" and not tools:
         raise RequestError("tool_choice is 'required', but there are no tools; send some", "tool_choice")
     if choice == "none":
@@ -79,70 +88,74 @@ def tool_use(body: Mapping[str, Any]) -> ToolUse:
     return ToolUse(tools, forced, names[0] if forced and len(names) == 1 else None, single is False)
 
 
-def _tools(given: Any) -> tuple[dict[str, Any], ...]:
-    """Descriptions of tools as they came; RequestError names the first that is none."""
-    if given is None:
+def _tools(tools: Any) -> tuple[dict[str, Any], ...]:
+    """Check descriptions of tools and return them unchanged; RequestError names the first that is invalid."""
+    if tools is None:
         return ()
-    if not isinstance(given, list) or len(given) > MOST_TOOLS:
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise RequestError(f"tools must be a list of up to {MOST_TOOLS} objects", "tools")
     names = set()
-    for index, tool in enumerate(given):
+    for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type") != "function":
-            raise RequestError(f"{where} is no function; {SHAPE}", where)
+            raise RequestError(f"{where} is not a function; {SHAPE}", where)
         name = _name(function.get("name"), f"{where}.function.name")
         if name in names:
-            raise RequestError(f"{where}.function.name {shown(name)} stands there twice; give each its own", where)
+            raise RequestError(
+                f"{where}.function.name {describe_value(name)} appears twice; give each tool its own", where
+            )
         names.add(name)
         kinds = (
             ("description", str, "a string"),
             ("parameters", dict, "a JSON schema"),
             ("strict", bool, "true or false"),
         )
-        for key, kind, what in kinds:
+        for key, kind, expected in kinds:
             value = function.get(key)
             if value is not None and not isinstance(value, kind):
-                raise RequestError(f"{where}.function.{key} is {shown(value)}; send {what}", f"{where}.function.{key}")
-    if not shallow(given, MOST_DEPTH):
+                raise RequestError(
+                    f"{where}.function.{key} is {describe_value(value)}; send {expected}", f"{where}.function.{key}"
+                )
+    if not shallow(tools, MOST_DEPTH):
         raise RequestError(f"tools are nested deeper than {MOST_DEPTH}; send plain schemas", "tools")
-    text_of(json.dumps(given, ensure_ascii=False), "tools")
-    return tuple(given)
+    text_of(json.dumps(tools, ensure_ascii=False), "tools")  # refuses lone surrogates, which UTF-8 cannot encode
+    return tuple(tools)
 
 
-def calls_of(given: Any, where: str) -> tuple[Call, ...]:
-    """The calls of an assistant's turn, as a client sends them back."""
-    if given is None:
+def calls_of(value: Any, where: str) -> tuple[Call, ...]:
+    """Parse the calls of an assistant's turn that a client sends back."""
+    if value is None:
         return ()
-    if not isinstance(given, list) or len(given) > MOST_CALLS:
+    if not isinstance(value, list) or len(value) > MOST_CALLS:
         raise RequestError(f"{where} must be a list of up to {MOST_CALLS} calls", where)
-    calls = tuple(_call(item, f"{where}[{index}]") for index, item in enumerate(given))
+    calls = tuple(_call(item, f"{where}[{index}]") for index, item in enumerate(value))
     if len({call.id for call in calls}) < len(calls):
-        raise RequestError(f"{where} have an id twice; give each its own", where)
+        raise RequestError(f"{where} contain an id twice; give each call its own", where)
     return calls
 
 
-def _call(given: Any, where: str) -> Call:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or given.get("type", "function") != "function":
-        raise RequestError(f"{where} is no call of a function; send it as the answer had it", where)
+def _call(value: Any, where: str) -> Call:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or value.get("type", "function") != "function":
+        raise RequestError(f"{where} is not a function call; send it as the answer had it", where)
     name = _name(function.get("name"), f"{where}.function.name")
-    written = text_of(function.get("arguments"), f"{where}.function.arguments")
-    arguments = read_object(written or "{}")
+    spelled = text_of(function.get("arguments"), f"{where}.function.arguments")
+    arguments = read_object(spelled or "{}")
     if arguments is None:
         place = f"{where}.function.arguments"
-        raise RequestError(f"{place} is no JSON object; send what the answer had, a string", place)
-    return Call(name, arguments, id_of(given.get("id"), f"{where}.id"))
+        raise RequestError(f"{place} is not a JSON object in a string; send what the answer had", place)
+    return Call(name, arguments, id_of(value.get("id"), f"{where}.id"))
 
 
-def _name(given: Any, where: str) -> str:
-    if not NAME.fullmatch(text_of(given, where)):
-        raise RequestError(f"{where} is {shown(given)}; send up to 128 letters, digits, _ . : or -", where)
-    return str(given)
+def _name(value: Any, where: str) -> str:
+    if not NAME.fullmatch(text_of(value, where)):
+        raise RequestError(f"{where} is {describe_value(value)}; send up to 128 letters, digits, _ . : or -", where)
+    return str(value)
 
 
-def id_of(given: Any, where: str) -> str:
-    """The id of a call."""
-    if not text_of(given, where) or len(given) > MAX_NAME:
-        raise RequestError(f"{where} is {shown(given)}; send an id of 1 to {MAX_NAME} characters", where)
-    return str(given)
+def id_of(value: Any, where: str) -> str:
+    """Return the id of a call; RequestError for an invalid one."""
+    if not text_of(value, where) or len(value) > MAX_NAME:
+        raise RequestError(f"{where} is {describe_value(value)}; send an id of 1 to {MAX_NAME} characters", where)
+    return str(value)

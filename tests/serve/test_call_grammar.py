@@ -26,7 +26,7 @@ from sp.serve.fields import RequestError
 from sp.serve.grammars import Grammars, lazy
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
-from sp.serve.protocol import Job, parse_request
+from sp.serve.protocol import CompletionJob, parse_request
 from sp.serve.text import ReplyText
 from sp.session import Pipeline
 
@@ -288,7 +288,7 @@ OPENED = "{# </think> #}" + STYLES["tagged_json"].replace("assistant\\n' }}{% e"
 """A model that thinks first, whose prompt begins that."""
 
 
-def job(**body: Any) -> Job:
+def job(**body: Any) -> CompletionJob:
     return parse_request("chat", {"messages": [{"role": "user", "content": "x"}], **body}, Defaults())
 
 
@@ -297,26 +297,26 @@ def strict(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
-    def checked(source: str, **body: Any) -> Job:
+    def checked(source: str, **body: Any) -> CompletionJob:
         return Grammars(pair.target.tokenizer, ChatTemplate(source)).checked(job(**body))
 
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     free = checked(STYLES["tagged_json"], tools=[LIST])
-    assert (free.tools.held, free.ignored) == (None, ())
+    assert (free.tools.call_schemas, free.ignored) == (None, ())
     both = checked(STYLES["tagged_json"], tools=[strict("find", SCHEMA), LIST])
-    assert (both.tools.held, both.ignored) == ({"find": SCHEMA}, ())
+    assert (both.tools.call_schemas, both.ignored) == ({"find": SCHEMA}, ())
     for source in (STYLES["bare_json"], MUSE):
         told = checked(source, tools=[strict("find", SCHEMA)])
-        assert told.tools.held is None
-        assert told.ignored[0].startswith("tools[0].function.strict: arguments are not held to a schema")
+        assert told.tools.call_schemas is None
+        assert told.ignored[0].startswith("tools[0].function.strict: arguments are not constrained to a schema")
     lost = checked(STYLES["tagged_json"], tools=[{"type": "function", "function": {"name": "f", "parameters": odd}}],
                    tool_choice="required")  # fmt: skip
-    assert lost.tools.held == {}
-    assert lost.ignored[0].startswith("tools[0].function.parameters: not supported, so that a call may have any object")
+    assert lost.tools.call_schemas == {}
+    assert lost.ignored[0].startswith("tools[0].function.parameters: not supported, so a call may have any object")
     with pytest.raises(RequestError, match="leave strict out"):
         checked(STYLES["tagged_json"], tools=[strict("f", odd)])
     inner = {"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#/properties/b"}}, "b": {}}}
-    assert checked(STYLES["tagged_json"], tools=[strict("f", inner)]).tools.held == {"f": inner}
+    assert checked(STYLES["tagged_json"], tools=[strict("f", inner)]).tools.call_schemas == {"f": inner}
     with pytest.raises(RequestError, match="not supported"):  # between tags each parameter is a schema of its own
         checked(STYLES["tagged_parameters"], tools=[strict("f", inner)])
     for wrong in ({"required": True}, {"properties": {"a": {"enum": 3}}}, {"properties": {"a": {"type": 3}}}):
@@ -331,15 +331,15 @@ def test_what_is_held_and_what_is_told(pair: Pipeline) -> None:
 def test_a_draft_that_is_asked_for_by_name_guesses_no_calls_that_are_held(pair: Pipeline) -> None:
     grammars = Grammars(pair.target.tokenizer, ChatTemplate(STYLES["tagged_json"]))
 
-    def checked(**body: Any) -> Job:
+    def checked(**body: Any) -> CompletionJob:
         given = {"messages": [{"role": "user", "content": "x"}], "tools": [LIST], **body}
         options = replace(tool.OPTIONS, decode=DDTree())
         return grammars.checked(parse_request("chat", given, Defaults(options, draft=True)))
 
-    with pytest.raises(RequestError, match="takes no calls that a grammar holds"):
+    with pytest.raises(RequestError, match="cannot follow a grammar"):
         checked(tool_choice="required", sp={"decode": "ddtree"})
-    assert checked(tool_choice="required").tools.held is not None
-    assert checked(sp={"decode": "ddtree"}).tools.held is None
+    assert checked(tool_choice="required").tools.call_schemas is not None
+    assert checked(sp={"decode": "ddtree"}).tools.call_schemas is None
 
 
 THOUGHT = "<|channel|>analysis<|message|>See {x.<|end|><|start|>assistant"
@@ -391,19 +391,19 @@ def test_in_the_words_of_anthropic(pair: Pipeline) -> None:
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}],
             "tools": [{"name": "find", "input_schema": SCHEMA, "strict": True}]}  # fmt: skip
 
-    def asked(source: str, **more: Any) -> tuple[Job, tuple[str, ...]]:
+    def asked(source: str, **more: Any) -> tuple[CompletionJob, tuple[str, ...]]:
         template = ChatTemplate(source)
         found, told = job_of(body | more, Defaults(), template, pair.target.tokenizer)
         return Grammars(pair.target.tokenizer, template).checked(found), told.ignored
 
     forced, ignored = asked(OPENED, tool_choice={"type": "any"})
-    assert (forced.tools.forced, forced.tools.held) == (True, {"find": SCHEMA})
-    assert ignored == ("thinking beside a tool_choice that forces a call",)
+    assert (forced.tools.forced, forced.tools.call_schemas) == (True, {"find": SCHEMA})
+    assert ignored == ("thinking with a tool_choice that forces a call",)
     both, ignored = asked(STYLES["tagged_json"], output_config=form)
     assert both.format is not None
-    assert (both.tools.held, ignored) == ({"find": SCHEMA}, ())
+    assert (both.tools.call_schemas, ignored) == ({"find": SCHEMA}, ())
     neither, ignored = asked(MUSE, output_config=form)
-    assert (neither.format, ignored) == (None, ("output_config.format beside tools",))
+    assert (neither.format, ignored) == (None, ("output_config.format with tools",))
     assert neither.ignored[0].startswith("tools[0].function.strict")
 
 
@@ -412,11 +412,11 @@ def test_without_the_library_calls_are_as_free_as_they_were(pair: Pipeline, monk
     tokenizer = pair.target.tokenizer
     grammars = Grammars(tokenizer, ChatTemplate(STYLES["tagged_json"]))
     forced = grammars.checked(job(tools=[LIST], tool_choice="required"))
-    assert forced.tools.held is None
+    assert forced.tools.call_schemas is None
     begun = to_prompt(forced, ChatTemplate(STYLES["tagged_json"]), tokenizer)[0].text
     assert begun.endswith('<tool_call>\n{"name": "list_files", "arguments":')
     assert grammars.checked(job(tools=[strict("f", SCHEMA)])).ignored
-    with pytest.raises(RequestError, match="thinks first, so that no call can be forced"):
+    with pytest.raises(RequestError, match="thinks first, so a call cannot be forced"):
         to_prompt(forced, ChatTemplate(OPENED), tokenizer)
 
 

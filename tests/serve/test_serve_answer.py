@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from sp.serve import streams
-from sp.serve.streams import Answer
+from sp.serve.streams import TicketEvents
 from sp.serve.text import Piece
 
 
-def answer(stream: bool) -> Answer:
+def answer(stream: bool) -> TicketEvents:
     """Of a client that stays."""
     never: Any = SimpleNamespace(receive=asyncio.Event().wait)
-    return Answer(SimpleNamespace(), never, stream)  # type: ignore[arg-type]
+    return TicketEvents(SimpleNamespace(), never, stream)  # type: ignore[arg-type]
 
 
 def seconds(work: Callable[[], None]) -> float:
@@ -52,7 +52,7 @@ def test_the_worker_goes_on_when_the_first_piece_is_sent(monkeypatch: pytest.Mon
         if stream:
             await asyncio.sleep(0.2)
             assert not task.done(), "the worker did not wait"
-            told.begun.set()
+            told.first_sent.set()
         return await task
 
     assert 0.1 < asyncio.run(served(stream=True)) < 10

@@ -21,8 +21,8 @@ from tool_templates import SCHEMA, TAGGED
 
 from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import RequestError
-from sp.serve.http import Limits
-from sp.serve.text import Speaker
+from sp.serve.http import ClientLimits
+from sp.serve.text import CompletionStream
 from sp.session import Conversations, Pipeline
 
 HELLO: dict[str, Any] = {
@@ -283,14 +283,14 @@ def test_a_marked_block_stays(pair: Pipeline) -> None:
 
 
 def test_a_stream_that_waits_has_pings(agent: tool.Running, pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear = Speaker.hear
+    hear = CompletionStream.push
 
-    def slow(self: Speaker, token: int) -> bool:
+    def slow(self: CompletionStream, token: int) -> bool:
         time.sleep(0.05)
         return hear(self, token)
 
-    monkeypatch.setattr(Speaker, "hear", slow)
-    with tool.serving(scripted(pair, TAGGED, SAID), answer=256, limits=Limits(silent_seconds=0.02)) as waiting:
+    monkeypatch.setattr(CompletionStream, "push", slow)
+    with tool.serving(scripted(pair, TAGGED, SAID), answer=256, limits=ClientLimits(silent_seconds=0.02)) as waiting:
         found = events(waiting, {**HELLO, "max_tokens": 5})
     assert [each["type"] for each in found].count("ping") > 2
     assert put_together(found) == post(agent, {**HELLO, "max_tokens": 5})["content"]
@@ -300,7 +300,7 @@ def test_an_error_late_in_a_stream_is_its_last_event(agent: tool.Running, monkey
     def fail(*_: Any) -> None:
         raise RequestError("messages[1].content is at fault")
 
-    monkeypatch.setattr(Speaker, "end", fail)
+    monkeypatch.setattr(CompletionStream, "end", fail)
     found = events(agent, {**HELLO, "max_tokens": 5, "system": "Be brief."})
     told = {"type": "invalid_request_error", "message": "messages[0].content is at fault"}
     assert found[-1] == {"type": "error", "error": told}

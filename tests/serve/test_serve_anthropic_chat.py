@@ -9,7 +9,7 @@ from test_serve_anthropic import CALLED, HELLO, TOOLS
 from tool_templates import BARE, IN_CHANNEL, TAGGED
 
 from sp.gguf import ChatTemplate
-from sp.serve.anthropic.request import asked_of, job_of
+from sp.serve.anthropic.request import job_of, messages_request_of
 from sp.serve.fields import RequestError
 from sp.serve.messages import to_prompt
 from sp.serve.options import Defaults
@@ -19,10 +19,10 @@ from sp.session import Pipeline
 def test_what_a_system_says_between_turns_comes_before_the_question() -> None:
     """Claude Code tells its surroundings so, behind what was asked."""
     said = [("user", "Who?"), ("system", "Here."), ("system", "Now."), ("assistant", "I."), ("user", "And then?")]
-    asked = asked_of({"messages": [{"role": role, "content": text} for role, text in said]})
+    asked = messages_request_of({"messages": [{"role": role, "content": text} for role, text in said]})
     texts = [[part["text"] for part in each["content"]] for each in asked.body["messages"]]
     assert texts == [["Here.", "Now.", "Who?"], ["I."], ["And then?"]]
-    assert asked.kept == ((0, 0, 5), (0, 7, 11))
+    assert asked.protected_ranges == ((0, 0, 5), (0, 7, 11))
 
 
 def test_marked_blocks_lie_where_they_are_said_to(pair: Pipeline) -> None:
@@ -46,7 +46,7 @@ def test_marked_blocks_lie_where_they_are_said_to(pair: Pipeline) -> None:
     for word in ("é one", "three", "5"):
         assert word.encode() in free
     assert asked.places == (0, 2, 3)
-    assert asked.told()["kept_blocks"] == 3
+    assert asked.usage_fields()["kept_blocks"] == 3
 
 
 @pytest.mark.parametrize("source", [TAGGED, BARE, IN_CHANNEL])
@@ -65,10 +65,10 @@ def test_a_marked_result_stays_also_where_a_template_quotes_it(pair: Pipeline, s
 
 
 def test_thinking_of_earlier_turns_goes_to_the_template() -> None:
-    asked = asked_of({"messages": CALLED})
+    asked = messages_request_of({"messages": CALLED})
     assert asked.body["messages"][1]["reasoning_content"] == "I must look."
     alone = [*HELLO["messages"], {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]
-    asked = asked_of({"messages": [*alone, {"role": "user", "content": "Well?"}]})
+    asked = messages_request_of({"messages": [*alone, {"role": "user", "content": "Well?"}]})
     assert asked.body["messages"][1]["content"] == [{"type": "text", "text": ""}]
 
 
@@ -78,7 +78,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*HELLO["messages"], {"role": "assistant", "content": "I"}]}, "end with one of the user"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "read text only"),
     ({"messages": CALLED[:2] + HELLO["messages"]}, "messages[2] has no tool_result for 'toolu_1'"),
-    ({"messages": [CALLED[2]]}, "answers no tool_use"),
+    ({"messages": [CALLED[2]]}, "matches no tool_use"),
     (
         {
             "messages": [
@@ -100,7 +100,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name is 'a b'"),
     ({"tool_choice": {"type": "any"}}, "there are no tools"),
     ({"tool_choice": "any"}, "tool_choice.type is 'any'"),
-    ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "none of the tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "not among the tools"),
     ({"thinking": {"type": "maybe"}}, "thinking.type is 'maybe'"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
     ({"output_config": {"format": {}}}, "output_config.format"),
@@ -118,5 +118,5 @@ def test_what_is_wrong_is_said_by_the_names_of_its_fields(pair: Pipeline, change
 def test_text_documents_and_search_results_are_text() -> None:
     block = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
     found = {"type": "search_result", "title": "S", "source": "u", "content": [{"type": "text", "text": "C"}]}
-    asked = asked_of({"messages": [{"role": "user", "content": [block, found]}]})
+    asked = messages_request_of({"messages": [{"role": "user", "content": [block, found]}]})
     assert [part["text"] for part in asked.body["messages"][0]["content"]] == ["T", "D", "S", "u", "C"]

@@ -14,7 +14,7 @@ import serving as tool
 import web
 
 from sp.errors import ChangedError
-from sp.serve.text import Speaker
+from sp.serve.text import CompletionStream
 from sp.session import Pipeline, embedded, load
 
 
@@ -54,9 +54,9 @@ def test_a_file_that_is_replaced_or_removed_goes_on(copy: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_a_server_gives_no_answer_of_other_weights(copy: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    hear = Speaker.hear
+    hear = CompletionStream.push
 
-    def changes(self: Speaker, token: int) -> bool:
+    def changes(self: CompletionStream, token: int) -> bool:
         os.utime(copy, (0, 0))
         return hear(self, token)
 
@@ -65,7 +65,7 @@ def test_a_server_gives_no_answer_of_other_weights(copy: Path, monkeypatch: pyte
         if when == "before":
             overwritten(copy)
         else:
-            monkeypatch.setattr(Speaker, "hear", changes)
+            monkeypatch.setattr(CompletionStream, "push", changes)
         body = {"prompt": "It rained.", "max_tokens": 2, "sp": {"compress": "off"}}
         reply = web.post(f"{server.url}/v1/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_changed")

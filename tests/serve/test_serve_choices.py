@@ -16,7 +16,7 @@ from sampling_reference import LEAST, agree, shares
 from sp.decode import Chooser
 from sp.serve.fields import Format, RequestError
 from sp.serve.grammars import GrammarConstraint, Grammars
-from sp.serve.protocol import Job
+from sp.serve.protocol import CompletionJob
 from sp.session import Conversations, Pipeline
 
 PROMPT = "The grass is"
@@ -228,7 +228,7 @@ def test_schemas_that_are_not_supported_are_refused(server: tool.Running, schema
 def test_a_grammar_waits_for_the_end_of_thinking_and_holds_to_the_end(pair: Pipeline) -> None:
     pytest.importorskip("llguidance")
     tokenizer, state = pair.target.tokenizer, {"thinking": True}
-    job = Job("chat", tool.OPTIONS, format=Format('{"enum": ["ab"]}'))
+    job = CompletionJob("chat", tool.OPTIONS, format=Format('{"enum": ["ab"]}'))
     rule = Grammars(tokenizer).constraint(job, None, lambda: state["thinking"])
     vocab = pair.target.model.config.vocab
     flat = np.zeros((1, vocab), np.float32)
@@ -245,7 +245,7 @@ def test_a_grammar_waits_for_the_end_of_thinking_and_holds_to_the_end(pair: Pipe
 def test_without_the_library_it_is_said(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(RequestError, match=r"llguidance.*pip install 'sp-prefill\[serve\]'"):
-        Grammars(pair.target.tokenizer).checked(Job("chat", tool.OPTIONS, format=Format("{}")))
+        Grammars(pair.target.tokenizer).checked(CompletionJob("chat", tool.OPTIONS, format=Format("{}")))
 
 
 def test_a_session_goes_on_whatever_the_temperature_and_seed(pair: Pipeline) -> None:

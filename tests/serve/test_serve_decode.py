@@ -55,7 +55,7 @@ def test_streamed_tokens_come_in_order(drafting: tool.Running) -> None:
 
 
 def test_a_server_without_a_draft_says_so(server: tool.Running) -> None:
-    for name, said in (("ddtree", "needs a draft of the target"), ("ddtre", "did you mean 'ddtree'")):
+    for name, said in (("ddtree", "needs a draft model"), ("ddtre", "did you mean 'ddtree'")):
         with pytest.raises(openai.BadRequestError, match=said):
             ask(server, extra_body={"sp": {"decode": name}})
 

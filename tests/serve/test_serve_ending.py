@@ -46,7 +46,7 @@ def test_a_second_signal_ends_the_answer_at_work(
             opened.set()
         asked.join(5)
     assert time.monotonic() - start < 4
-    assert told == "sp: stopping; 1 request may take 5 s to end; once more (Ctrl-C) ends at once\n"
+    assert told == "sp: stopping; 1 request may take up to 5 s to end; press Ctrl-C again to end at once\n"
     assert capfd.readouterr().err == ""
     (reply,) = got
     assert reply.status_code == (503 if signals == 2 and not stream else 200)

@@ -19,7 +19,7 @@ import web
 
 from sp.errors import ConfigError
 from sp.serve import connections
-from sp.serve.connections import Troubles
+from sp.serve.connections import LoopErrors
 from sp.serve.guard import Guard, hosts_of, key_of
 from sp.session import Pipeline
 
@@ -117,7 +117,7 @@ def test_slow_headers_end_and_slow_answers_do_not(server: tool.Running, monkeypa
 
 def test_no_descriptors_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     loop, heard = asyncio.new_event_loop(), list[Any]()
-    troubles = Troubles()
+    troubles = LoopErrors()
     full = {
         "message": "socket.accept() out of system resource",
         "exception": OSError(errno.EMFILE, "Too many open files"),

@@ -76,7 +76,7 @@ def test_health_models_metrics_and_wrong_paths(server: tool.Running) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"{", 400, "no JSON"),
+        (b"{", 400, "not valid JSON"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": -9223372036854775809}', 400, "2\\^53"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"\\ud800": 1}}', 400, "unknown option"),
         (b'{"messages": [{"role": "user", "content": "hi"}], "sp": {"scorer": "oracle", "compress": "always", '

@@ -19,7 +19,7 @@ import web
 from serving import ALWAYS, TASKS, chat, client
 
 from sp import cli
-from sp.serve.http import Limits
+from sp.serve.http import ClientLimits
 from sp.session import Pipeline, embedded
 
 openai = pytest.importorskip("openai")
@@ -114,7 +114,7 @@ def _all(connection: socket.socket) -> bytes:
 
 
 def test_a_full_queue_says_so_and_a_stalled_body_is_dropped(pair: Pipeline) -> None:
-    limits = Limits(body_bytes=1 << 20, body_seconds=0.3)
+    limits = ClientLimits(body_bytes=1 << 20, body_seconds=0.3)
     with tool.serving(pair, queue=2, limits=limits) as small:
         text = tool.document("quiet-lantern", 7, 150)
         body = {"messages": [{"role": "user", "content": text}], "sp": {"off": True}, "user": "me"}

@@ -162,7 +162,7 @@ def test_what_is_none_is_one_line(server, fields, param) -> None:
 
 def test_drafts_are_refused_by_name_and_rest_where_they_are_the_servers() -> None:
     body = {"prompt": "x", "presence_penalty": 1, "sp": {"decode": "ddtree"}}
-    with pytest.raises(RequestError, match="takes no penalties or biases"):
+    with pytest.raises(RequestError, match="cannot be combined with penalties or biases"):
         parse_request("completion", body, Defaults(draft=True))
     options = replace(tool.OPTIONS, decode=DDTree())
     job = parse_request("completion", {"prompt": "x", "presence_penalty": 1}, Defaults(options, draft=True))

@@ -10,8 +10,8 @@ import web
 from serving import ALWAYS, TASKS
 
 from sp.prompt import Prompt
-from sp.serve.messages import LONG, LONGEST, Question, chat_prompt, question_of, to_prompt
-from sp.serve.protocol import Job
+from sp.serve.messages import LONG, LONGEST, QuestionSpan, chat_prompt, question_of, to_prompt
+from sp.serve.protocol import CompletionJob
 from sp.session import Pipeline, RunOptions
 
 FILL = "The grass is green. The sky is blue. "
@@ -22,7 +22,7 @@ def taken(pair: Pipeline, *parts: str, keep_ratio: float = 1.0) -> tuple[str, st
     """How the question was found, what it is, and what of the opening is kept."""
     asked = question_of(parts, "auto", pair.target.tokenizer, keep_ratio)
     whole = "\n\n".join(parts)
-    return asked.found, whole[asked.start :], whole[: asked.opening]
+    return asked.kind, whole[asked.start :], whole[: asked.opening]
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_no_form_of_a_long_string_is_refused(server: tool.Running, text: str) ->
     ],
 )
 def test_completions_have_a_question_too(pair: Pipeline, text: str, found: str | None, question: str) -> None:
-    def made(options: RunOptions) -> tuple[Prompt, Question | None]:
-        return to_prompt(Job("completion", options, prompt=text), None, pair.target.tokenizer)
+    def made(options: RunOptions) -> tuple[Prompt, QuestionSpan | None]:
+        return to_prompt(CompletionJob("completion", options, prompt=text), None, pair.target.tokenizer)
 
     prompt, asked = made(RunOptions())
-    assert (asked and asked.found) == found
+    assert (asked and asked.kind) == found
     span = next(each for each in prompt.spans if each.kind == "question")
     assert prompt.text.encode()[span.start : span.end].decode() == question
     assert made(RunOptions(compress="always"))[0].spans == prompt.spans
@@ -151,13 +151,13 @@ TASK = "<task>\nFind out where the tap drips, and mend it.\n</task>"
 
 def protected(pair: Pipeline, messages: list[dict[str, Any]], **asked: Any) -> tuple[str, str, list[str]]:
     """How the question was found, what of the prompt is kept, and what belongs to the question."""
-    job = Job("chat", RunOptions(keep_ratio=0.05), tuple(messages), **asked)
+    job = CompletionJob("chat", RunOptions(keep_ratio=0.05), tuple(messages), **asked)
     prompt, question = to_prompt(job, pair.target.template, pair.target.tokenizer)
     assert question is not None
     raw = prompt.text.encode()
     spans = [(each.kind, raw[each.start : each.end].decode()) for each in prompt.spans]
     kept = " ".join(text for kind, text in spans if kind == "protected")
-    return question.found, kept, [text for kind, text in spans if kind == "question"]
+    return question.kind, kept, [text for kind, text in spans if kind == "question"]
 
 
 def user(*parts: str) -> dict[str, Any]:

@@ -22,20 +22,20 @@ import web
 from sp import cli, cluster
 from sp.chat import Thinking
 from sp.errors import ConfigError
-from sp.serve.door import Beginnings, prefixes_of
 from sp.serve.fields import RequestError
 from sp.serve.http import Server, listen
+from sp.serve.router import PrefixIndex, prefixes_of
 from sp.session import ConversationOptions, embedded
 from sp.session.device_memory import Size
 from sp.session.options import ModelOptions, PlaceOptions
 
 pytest.importorskip("ray.serve")  # and so before `join` says that no other host may reach it
 
-from sp.commands.serve import ServiceOptions, open_door, open_service
+from sp.commands.serve import ServiceOptions, open_router, open_service
 from sp.serve import replica
-from sp.serve.door import Passing
 from sp.serve.options import ServerOptions
 from sp.serve.replica import deployed
+from sp.serve.router import AnswerRelay
 
 ASKED = ServiceOptions(
     ModelOptions(), None, PlaceOptions(device="cpu"), tool.OPTIONS, Thinking(), ConversationOptions(),
@@ -52,7 +52,7 @@ def three() -> Iterator[cluster.Cluster]:
 
     found = cluster.join("test", workers=max(2, os.cpu_count() or 1) + 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica, "LOOK_SECONDS", 0.5)
+        patch.setattr(replica, "HEALTH_SECONDS", 0.5)
         patch.setattr(client, "CLIENT_POLLING_INTERVAL_S", 0.1, raising=False)
         yield found
         serve.shutdown()
@@ -63,7 +63,7 @@ def three() -> Iterator[cluster.Cluster]:
 def url(three: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where two replicas are, of the same pair as `pair`."""
     (target := tmp_path_factory.mktemp("models") / "target.gguf").symlink_to(embedded("drafter"))
-    with open_door(replace(ASKED, models=ModelOptions(target, embedded("drafter"))), 2, None, ("*",), print) as (
+    with open_router(replace(ASKED, models=ModelOptions(target, embedded("drafter"))), 2, None, ("*",), print) as (
         door,
         model,
     ):
@@ -224,13 +224,13 @@ def test_when_a_replica_ends_its_client_hears_of_it_once(begun: bool, streams: b
     async def send(part: Any) -> None:
         sent.append(part)
 
-    async def run() -> Passing:
-        answer = Passing(send, 1.0)
-        await answer.pass_on(parts())
+    async def run() -> AnswerRelay:
+        answer = AnswerRelay(send, 1.0)
+        await answer.relay(parts())
         return answer
 
     if not begun:
-        with pytest.raises(RequestError, match="the replica that had the request is gone"):
+        with pytest.raises(RequestError, match="the replica that served the request failed"):
             asyncio.run(run())
         assert sent == []
         return
@@ -259,14 +259,14 @@ def test_prefixes_end_after_messages_from_the_first_of_the_user_on() -> None:
 
 
 def test_the_longest_prefix_decides_unless_its_holder_is_too_busy() -> None:
-    held = Beginnings[str](most=4)
-    held.given("a", "x")
-    held.given("ab", "y")
+    held = PrefixIndex[str](most=4)
+    held.add("a", "x")
+    held.add("ab", "y")
     assert held.order("abc", {"x": 0, "y": 1, "z": 0})[0] == "y"
     assert held.order("abc", {"x": 0, "y": 3, "z": 1})[0] == "x"
     assert held.order("abc", {"x": 0, "z": 0})[0] in "xz", "y is gone"
     assert {held.order("new", {"x": 0, "z": 0})[0] for _ in range(2)} == {"x", "z"}, "equals take turns"
-    held.given("cdef", "z")
+    held.add("cdef", "z")
     assert held.order("ab", {"x": 0, "y": 1})[0] == "x", "only the last four are remembered"
 
 

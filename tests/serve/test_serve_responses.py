@@ -22,7 +22,7 @@ from tool_templates import READ, TAGGED
 from sp.serve.fields import RequestError
 from sp.serve.options import Defaults
 from sp.serve.protocol import parse_json
-from sp.serve.responses.request import Asked
+from sp.serve.responses.request import ResponsesRequest
 from sp.session import Conversations, Pipeline
 
 openai = pytest.importorskip("openai")
@@ -253,7 +253,7 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "keeps no responses; send the whole conversation"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "stores no responses; send the whole"),
         ({"background": True}, "background", "leave it out"),
         ({"conversation": "conv_1"}, "conversation", "send the whole conversation"),
         ({"prompt": {"id": "p"}}, "prompt", "send instructions and input"),
@@ -264,7 +264,7 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "text only"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send the item itself"),
         ({"input": [{"type": "web_search_call"}]}, "input", "no message"),
-        ({"input": [SEEN_IT]}, "input[0].call_id", "answers no function_call"),
+        ({"input": [SEEN_IT]}, "input[0].call_id", "matches no function_call"),
         ({"input": [CALL]}, "input[0]", "no function_call_output answers 'c1'"),
         ({"input": [CALL, CALL, SEEN_IT]}, "input[1].call_id", "twice"),
         ({"input": [CALL, SEEN_IT, SEEN_IT]}, "input[2].call_id", "already"),
@@ -278,7 +278,7 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
         ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name", "letters"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type is 'xml'"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "text.format.schema is no object"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "schema is not an object"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort", "send a string"),
         ({"reasoning": "low"}, "reasoning", "an object"),
         ({"sp": {"keep_ration": 1}}, "sp", "did you mean"),
@@ -290,7 +290,7 @@ def test_what_is_too_long_says_so_and_what_leaves_room_is_answered() -> None:
 )  # fmt: skip
 def test_the_field_at_fault_is_named(body: dict[str, Any], param: str, said: str) -> None:
     with pytest.raises(RequestError, match=said.replace("[", r"\[")) as caught:
-        Asked.of({"input": "x"} | body).job(DEFAULTS, lambda job: job)
+        ResponsesRequest.of({"input": "x"} | body).job(DEFAULTS, lambda job: job)
     assert caught.value.param == param
     assert len(str(caught.value)) <= 300
 
@@ -306,7 +306,7 @@ def test_items_of_an_agent_become_turns() -> None:
         SEEN_IT,
         {"role": "user", "content": "Go on."},
     ]  # fmt: skip
-    asked = Asked.of({"instructions": "Be brief.", "input": items})
+    asked = ResponsesRequest.of({"instructions": "Be brief.", "input": items})
     assert [each["role"] for each in asked.body["messages"]] == ["system", "user", "assistant", "tool", "user"]
     assert [part["text"] for part in asked.body["messages"][0]["content"]] == ["Be brief.", "Rules."]
     said = asked.body["messages"][2]
@@ -351,10 +351,10 @@ def test_a_later_system_message_that_no_template_shows_is_the_user_s(agent: tool
 
 
 def test_unknown_fields_are_told_or_refused() -> None:
-    job = Asked.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda job: job)
+    job = ResponsesRequest.of({"input": "x", "depth": 3, "frequency": None}).job(DEFAULTS, lambda job: job)
     assert job.ignored == ("depth: unknown field",)
     with pytest.raises(RequestError, match="unknown field 'depth'"):
-        Asked.of({"input": "x", "depth": 3}, replace(DEFAULTS, strict_fields=True))
+        ResponsesRequest.of({"input": "x", "depth": 3}, replace(DEFAULTS, strict_fields=True))
 
 
 def test_a_failure_late_in_a_stream_is_an_event(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +389,7 @@ def test_any_json_is_a_request_or_an_error_that_can_be_sent(body: dict[str, Any]
     told = None
     try:
         given_ = parse_json(json.dumps({"input": "x"} | body).encode())
-        job = Asked.of(given_).job(DEFAULTS, lambda job: job)
+        job = ResponsesRequest.of(given_).job(DEFAULTS, lambda job: job)
         json.dumps(job.ignored, ensure_ascii=False).encode()
     except RequestError as error:
         told = error

@@ -21,10 +21,10 @@ from sp.errors import TooLongError
 from sp.gguf import Tokenizer
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.prompt import Prompt
-from sp.serve.ahead import PART, SAMPLE, SAMPLES, check_length
 from sp.serve.fields import RequestError
-from sp.serve.http import Limits
-from sp.serve.text import Piece, ReplyText, Speaker
+from sp.serve.http import ClientLimits
+from sp.serve.precheck import PART, SAMPLE, SAMPLES, check_length
+from sp.serve.text import CompletionStream, Piece, ReplyText
 from sp.serve.worker import Sessions, Ticket
 from sp.session import Pipeline, RunOptions
 
@@ -94,7 +94,7 @@ def opened(gate: threading.Event, seconds: float) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_begins_at_once_and_a_proxy_leaves_it(pair: Pipeline, gate: threading.Event, path: str) -> None:
     opened(gate, 2 * CUT_SECONDS)
-    with tool.serving(pair, limits=Limits(silent_seconds=0.2)) as server, proxy(server.port) as url:
+    with tool.serving(pair, limits=ClientLimits(silent_seconds=0.2)) as server, proxy(server.port) as url:
         start, lines, times = time.monotonic(), list[str](), list[float]()
         with web.stream("POST", url + path, json=BODIES[path] | {"stream": True}) as reply:
             assert reply.status_code == 200
@@ -112,7 +112,7 @@ def test_a_stream_begins_at_once_and_a_proxy_leaves_it(pair: Pipeline, gate: thr
 def test_a_proxy_cuts_a_stream_that_is_silent(pair: Pipeline, gate: threading.Event) -> None:
     opened(gate, 2 * CUT_SECONDS)
     with (
-        tool.serving(pair, limits=Limits(silent_seconds=60)) as server,
+        tool.serving(pair, limits=ClientLimits(silent_seconds=60)) as server,
         proxy(server.port) as url,
         pytest.raises(httpx.RemoteProtocolError),
     ):
@@ -213,7 +213,7 @@ def test_progress_is_told_on_request(server: tool.Running) -> None:
 
 
 def test_progress_comes_while_a_stage_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    job: Any = SimpleNamespace(stream=True, asked=SimpleNamespace(progress=True))
+    job: Any = SimpleNamespace(stream=True, overrides=SimpleNamespace(progress=True))
     heard = list[Any]()
     clock = iter([0.0, 0.1, 0.3, 0.35, 0.9])
     monkeypatch.setattr("sp.serve.worker.time.perf_counter", lambda: next(clock))
@@ -272,12 +272,12 @@ BYTES = Tokenizer.from_metadata(
 def spoken(text: bytes) -> list[Piece]:
     """Pieces of an answer, a token for each byte, with log probabilities."""
     heard = list[Any]()
-    speaker = Speaker(BYTES, ReplyText(BYTES), heard.append, logprobs=0)
+    speaker = CompletionStream(BYTES, ReplyText(BYTES), heard.append, logprobs=0)
     ids = {BYTES.token_bytes(i): i for i in range(256)}
     for byte in text:
         choice: Any = SimpleNamespace(token=ids[bytes([byte])], logprob=-1.0, tokens=EMPTY, logprobs=EMPTY)
         speaker._chosen.append(choice)
-        speaker.hear(choice.token)
+        speaker.push(choice.token)
     speaker.end(len(text), 99)
     return [each for each in heard if isinstance(each, Piece)]
 

@@ -123,7 +123,7 @@ def test_old_thinking_is_dropped_as_the_template_says(switched: tool.Running) ->
         ({"reasoning_effort": 3}, "reasoning_effort", "send a string"),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking", "true or false"),
         ({"chat_template_kwargs": {"depth": 3}}, "chat_template_kwargs.depth", "does not read"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "not a request's to set"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "is set by the server"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs", "send an object"),
         ({"messages": [THOUGHT | {"reasoning": 3}]}, "messages[0].reasoning", "send a string"),
         ({"messages": [THOUGHT | {"reasoning_content": 3}]}, "messages[0].reasoning_content", "send a string"),

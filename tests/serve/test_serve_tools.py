@@ -172,7 +172,7 @@ def test_a_call_of_no_tool_is_text_and_is_told(pair: Pipeline) -> None:
         reply = create(running)
         assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == (f"So {NOBODY}", None)
         assert reply.choices[0].finish_reason == "stop"
-        told = ["a call of nobody: there is no such tool, so it stays text"]
+        told = ["a call of nobody: there is no such tool, so it remains text"]
         assert reply.usage.model_extra["sp"]["ignored"] == told
         assert "ignored" not in create(running, tools=None).usage.model_extra["sp"]
 
@@ -289,7 +289,7 @@ def test_an_answer_that_is_cut_off_and_stop_strings(agent: tool.Running) -> None
     ("source", "given", "param", "said"),
     [
         ("{% for m in messages %}{{ m.content }}{% endfor %}", {}, "tools", "does not show tools"),
-        (TEXTUAL, {}, "tools", "in a way that is not known"),
+        (TEXTUAL, {}, "tools", "does not show tools in a known format"),
         (TAGGED, {"tools": [{"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}]}, "tools",
          "special token"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", {"tools": None, "tool_choice": None, "messages": [

@@ -13,7 +13,7 @@ from sp.gguf import GGUFFile, Tokenizer
 from sp.gguf.tokens.byte_pair import byte_alphabet
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
-from sp.serve.messages import Told, usage
+from sp.serve.messages import RequestStats, usage
 from sp.session import Conversation, Loaded, Pipeline, RunOptions, RunResult, embedded, load
 from sp.studies.pages.run_report import print_outcome, summary
 from sp.studies.sample import sample
@@ -67,7 +67,7 @@ def test_a_run_goes_on_and_says_how_many(result: RunResult) -> None:
 def test_it_is_printed_and_answered_by_the_server(result: RunResult, capsys: pytest.CaptureFixture[str]) -> None:
     print_outcome(Console(width=200), summary(result, {"trace": embedded("target")}), result)
     assert f"Dropped  {LINE}" in capsys.readouterr().out
-    assert usage(result, Told(), OPTIONS)["sp"]["dropped"] == [LINE]
+    assert usage(result, RequestStats(), OPTIONS)["sp"]["dropped"] == [LINE]
 
 
 def test_text_that_is_encoded_again_drops_them_again(pair: Pipeline, result: RunResult) -> None:

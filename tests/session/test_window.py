@@ -18,7 +18,7 @@ from sp.models.run import chunked
 from sp.prompt import Prompt, Span, TokenisedPrompt, Transfer
 from sp.scoring import SCORERS
 from sp.selection import SELECTORS
-from sp.serve.messages import Told, usage
+from sp.serve.messages import RequestStats, usage
 from sp.session import Conversation, Pipeline, RunOptions, RunResult, load, request
 from sp.session.decision import FRAME, Fit, decide, fit, may_be_over
 from sp.session.device.memory_manager import MemoryManager
@@ -80,7 +80,7 @@ def test_what_is_kept_of_a_long_prompt_is_answered(
         f"the prompt has {len(result.prompt)} tokens and the answer up to 8, but target.gguf has a context of "
         f"{WINDOW}: it reads only the selected tokens, at contiguous positions, and no full prefill is possible"
     )
-    assert usage(result, Told(), RunOptions())["sp"]["window"] == result.answer.trace.facts["window"]
+    assert usage(result, RequestStats(), RunOptions())["sp"]["window"] == result.answer.trace.facts["window"]
     if compress == "auto":
         assert result.decision.reason == "the whole prompt does not fit the target's window"
 

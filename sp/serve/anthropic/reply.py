@@ -1,4 +1,4 @@
-"""Replies as clients of Anthropic's Messages API read them: blocks, events of a stream, usage, errors."""
+"""Replies in the format of Anthropic's Messages API: content blocks, stream events, usage, errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse
 
 from sp.chat import Call
 from sp.errors import plain
-from sp.serve.anthropic.request import Asked
+from sp.serve.anthropic.request import MessagesRequest
 from sp.serve.fields import LONGEST_MESSAGE, TOO_LONG, RequestError
 from sp.serve.text import Ended, Piece
-from sp.serve.worker import Done, Reading
+from sp.serve.worker import Done, StageProgress
 
 PATH = "/v1/messages"
-VERSION = "anthropic-version"  # the header by which requests of these clients are known
+VERSION = "anthropic-version"  # a header that only these clients send
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 ERRORS = {
     401: "authentication_error",
@@ -32,13 +32,13 @@ ERRORS = {
     529: "overloaded_error",
 }
 USED = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-SHORTEN = "prompt is too long"  # words by which Claude Code knows that it must shorten the conversation
+SHORTEN = "prompt is too long"  # the text by which Claude Code knows that it must shorten the conversation
 OVERLOADED = 529
-"""What Anthropic answers instead of 503; its clients try both again."""
+"""Anthropic's status instead of 503; its clients retry after either."""
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in Anthropic's shape.
+    """Return an error in Anthropic's format.
 
     >>> error_body(RequestError("there is no text", status=404))["error"]
     {'type': 'not_found_error', 'message': 'there is no text'}
@@ -49,30 +49,30 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 
 def refusal(error: RequestError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The answer to a request that failed, in the shape that clients of this path read."""
+    """Return the response to a request that failed, in the format that clients of its path parse."""
     if path == PATH or path.startswith(f"{PATH}/"):
         return JSONResponse(error_body(error), OVERLOADED if error.status == 503 else error.status, headers)
     return JSONResponse(error.body(), error.status, headers)
 
 
-def model_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model as Anthropic's clients read it. `given`: as OpenAI's do.
+def model_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model in Anthropic's format. `model`: the same in OpenAI's.
 
     >>> model_of({"id": "target", "created": 0})["created_at"]
     '1970-01-01T00:00:00Z'
     """
-    at = datetime.fromtimestamp(given["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": given["id"], "display_name": given["id"], "created_at": at}
+    created = datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": model["id"], "display_name": model["id"], "created_at": created}
 
 
-def models_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The list of the one model that there is."""
-    return {"data": [model_of(given)], "has_more": False, "first_id": given["id"], "last_id": given["id"]}
+def models_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the list of the only model."""
+    return {"data": [model_of(model)], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
 
 
-def usage_of(used: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """The usage block. What a session remembered is read from the cache; the rest is input: nobody pays for writing
-    to the cache, so none of it is told as such. `used`: OpenAI's.
+def usage_of(used: Mapping[str, Any], request: MessagesRequest) -> dict[str, Any]:
+    """Return the usage block. Tokens from a session count as read from the cache, all others as input; none count as
+    written to the cache, because nobody pays for that here. `used`: OpenAI's usage block.
     """
     cached = used["prompt_tokens_details"]["cached_tokens"]
     thought = used.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
@@ -82,120 +82,124 @@ def usage_of(used: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "output_tokens": used["completion_tokens"],
         **({"output_tokens_details": {"thinking_tokens": thought}} if thought else {}),
-        "sp": {**used["sp"], **asked.told(used["sp"].get("ignored", ()))},
+        "sp": {**used["sp"], **request.usage_fields(used["sp"].get("ignored", ()))},
     }
 
 
 def signature_of(thinking: str) -> str:
-    """What stands for a signature: clients want one, and send it back; nobody checks it."""
+    """Return a placeholder for a signature: clients require one and send it back; nobody checks it."""
     return f"sp-{blake2b(thinking.encode(errors='replace'), digest_size=16).hexdigest()}"
 
 
-def named(kind: str, **value: Any) -> bytes:
-    """One server-sent event with its name.
+def named_event(kind: str, **value: Any) -> bytes:
+    """Return one server-sent event with its name.
 
-    >>> named("ping")
+    >>> named_event("ping")
     b'event: ping\\ndata: {"type": "ping"}\\n\\n'
     """
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **value}, ensure_ascii=False)}\n\n".encode()
 
 
 class MessageReply:
-    """Writes the answer to one request; see `sp.serve.worker.Writer`."""
+    """Writes the reply to one request; see `sp.serve.worker.Writer`."""
 
-    ping = named("ping")
+    ping = named_event("ping")
 
-    def __init__(self, asked: Asked, model: str) -> None:
-        self._asked, self._end = asked, Ended(0, "stop")
-        self._open: str | None = None  # the kind of block that is being written
-        self._index, self._thinking, self._begun = -1, list[str](), False
+    def __init__(self, request: MessagesRequest, model: str) -> None:
+        self._request, self._end = request, Ended(0, "stop")
+        self._open: str | None = None  # type of the open block
+        self._index, self._thinking, self._has_begun = -1, list[str](), False
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
 
     def whole(self, events: Sequence[Piece | Ended], done: Done) -> dict[str, Any]:
-        """The message of an answer that is not streamed."""
+        """Return the message of a reply that is not streamed."""
         blocks = list[dict[str, Any]]()
-        end = next((each for each in events if isinstance(each, Ended)), self._end)
-        for kind, said in (step for each in events if isinstance(each, Piece) for step in steps(each)):
-            if isinstance(said, Call):
-                blocks.append({**_begin(kind, said), "input": said.arguments})
+        end = next((item for item in events if isinstance(item, Ended)), self._end)
+        for kind, content in (step for item in events if isinstance(item, Piece) for step in typed_parts(item)):
+            if isinstance(content, Call):
+                blocks.append({**_begin(kind, content), "input": content.arguments})
             elif blocks and blocks[-1]["type"] == kind:
-                blocks[-1][kind] += said
+                blocks[-1][kind] += content
             else:
-                blocks.append({"type": kind, kind: said})
+                blocks.append({"type": kind, kind: content})
         for block in blocks:
             if block["type"] == "thinking":
                 block["signature"] = signature_of(block["thinking"])
-        return {**self._head, "content": blocks, **_why(end), "usage": usage_of(done.usage, self._asked)}
+        return {**self._head, "content": blocks, **_why(end), "usage": usage_of(done.usage, self._request)}
 
     def begin(self) -> bytes:
-        """The message without its content, before everything else; what was read is known at its end."""
-        if self._begun:
+        """Return the first event: the message without content. Its usage is zero, as the tokens are not counted before
+        the end.
+        """
+        if self._has_begun:
             return b""
-        self._begun = True
+        self._has_begun = True
         nothing: dict[str, Any] = {"stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(USED, 0)}
-        return named("message_start", message={**self._head, "content": [], **nothing})
+        return named_event("message_start", message={**self._head, "content": [], **nothing})
 
-    def progress(self, read: Reading) -> bytes:
-        """An event of a name that clients do not know, and pass over."""
-        return self._started() + named("sp.progress", progress=asdict(read))
+    def progress(self, progress: StageProgress) -> bytes:
+        """Return an event with a name of our own, which clients skip."""
+        return self._started() + named_event("sp.progress", progress=asdict(progress))
 
     def piece(self, piece: Piece) -> bytes:
-        """Events of one more piece: blocks end where another kind begins, and every call is a block of its own."""
-        said = [self._started()]
-        for kind, part in steps(piece):
+        """Return the events of one more piece. A block ends where another kind begins; every call is a block of its
+        own.
+        """
+        events = [self._started()]
+        for kind, part in typed_parts(piece):
             if kind != self._open or isinstance(part, Call):
-                said.append(self._close())
+                events.append(self._close())
                 self._index, self._open = self._index + 1, kind
-                said.append(named("content_block_start", index=self._index, content_block=_begin(kind, part)))
+                events.append(named_event("content_block_start", index=self._index, content_block=_begin(kind, part)))
             if isinstance(part, Call):
-                said.append(self._delta("input_json_delta", partial_json=part.json))
+                events.append(self._delta("input_json_delta", partial_json=part.json))
             elif kind == "thinking":
                 self._thinking.append(part)
-                said.append(self._delta("thinking_delta", thinking=part))
+                events.append(self._delta("thinking_delta", thinking=part))
             else:
-                said.append(self._delta("text_delta", text=part))
-        return b"".join(said)
+                events.append(self._delta("text_delta", text=part))
+        return b"".join(events)
 
     def ended(self, end: Ended) -> bytes:
-        """The end of the last block; why the answer ended is told with the usage."""
+        """Return the end of the last block; the stop reason follows with the usage."""
         self._end = end
         return self._started() + self._close()
 
     def last(self, done: Done) -> bytes:
-        """The usage, and the end of the message."""
-        usage = usage_of(done.usage, self._asked)
-        return named("message_delta", delta=_why(self._end), usage=usage) + named("message_stop")
+        """Return the usage and the end of the message."""
+        usage = usage_of(done.usage, self._request)
+        return named_event("message_delta", delta=_why(self._end), usage=usage) + named_event("message_stop")
 
     def failed(self, error: RequestError) -> bytes:
-        """An error late in the answer, which is its last event."""
-        return named("error", error=error_body(self.told(error))["error"])
+        """Return the error that ends a stream."""
+        return named_event("error", error=error_body(self.translated(error))["error"])
 
-    def told(self, error: RequestError) -> RequestError:
-        """An error by the names of the request's fields."""
-        return self._asked.translated(error)
+    def translated(self, error: RequestError) -> RequestError:
+        """Return an error with the names of the request's own fields."""
+        return self._request.translated(error)
 
     def _started(self) -> bytes:
-        """The begin where it was not told yet, with a ping as Anthropic has one."""
-        return begun + self.ping if (begun := self.begin()) else b""
+        """Return the first event, if it was not sent yet, and a ping after it as Anthropic's servers send one."""
+        return start + self.ping if (start := self.begin()) else b""
 
     def _delta(self, kind: str, **value: str) -> bytes:
-        return named("content_block_delta", index=self._index, delta={"type": kind, **value})
+        return named_event("content_block_delta", index=self._index, delta={"type": kind, **value})
 
     def _close(self) -> bytes:
-        """End the block that is being written; of thinking its signature comes last."""
+        """Return the end of the open block; a block of thinking ends with its signature."""
         if self._open is None:
             return b""
         signed = b""
         if self._open == "thinking":
             signed = self._delta("signature_delta", signature=signature_of("".join(self._thinking)))
         self._open, self._thinking = None, []
-        return signed + named("content_block_stop", index=self._index)
+        return signed + named_event("content_block_stop", index=self._index)
 
 
-def steps(piece: Piece) -> Iterator[tuple[str, str | Call]]:
-    """Parts of a piece in their order, each with the type of its block.
+def typed_parts(piece: Piece) -> Iterator[tuple[str, str | Call]]:
+    """Yield the parts of a piece in order, each with the type of its block.
 
-    >>> list(steps(Piece("Yes.", reasoning="hm")))
+    >>> list(typed_parts(Piece("Yes.", reasoning="hm")))
     [('thinking', 'hm'), ('text', 'Yes.')]
     """
     if piece.reasoning:
@@ -206,15 +210,15 @@ def steps(piece: Piece) -> Iterator[tuple[str, str | Call]]:
         yield "tool_use", call
 
 
-def _begin(kind: str, said: str | Call) -> dict[str, Any]:
-    """A block before its content."""
-    if isinstance(said, Call):
-        return {"type": kind, "id": f"toolu_{secrets.token_hex(12)}", "name": said.name, "input": {}}
+def _begin(kind: str, content: str | Call) -> dict[str, Any]:
+    """Return a block before its content."""
+    if isinstance(content, Call):
+        return {"type": kind, "id": f"toolu_{secrets.token_hex(12)}", "name": content.name, "input": {}}
     return {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
 
 
 def _why(end: Ended) -> dict[str, Any]:
-    """Why an answer ended, and the string that ended it."""
+    """Return the reason why an answer ended, and the stop string if there was one."""
     if end.stop is not None and end.finish_reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
     return {"stop_reason": REASONS[end.finish_reason], "stop_sequence": None}

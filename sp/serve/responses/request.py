@@ -1,6 +1,6 @@
-"""Requests of OpenAI's Responses clients, in the words of a chat; what a chat has no word for is told, or refused.
+"""Requests of OpenAI's Responses API, translated to chats; what has no equivalent is ignored and reported, or refused.
 
-Nothing is kept between requests but what sessions know of a text: the client sends the whole conversation each time.
+Nothing is stored between requests but the caches of sessions: the client sends the whole conversation each time.
 """
 
 from __future__ import annotations
@@ -13,43 +13,44 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sp.chat import Thinking
+from sp.chat.messages import describe_value
 from sp.chat.reasoning import EFFORT
 from sp.errors import ConfigError, unknown_name
 from sp.gguf import ChatTemplate
-from sp.serve.fields import BIAS, MAX_NAME, NUMBERS, PARAM, RequestError, not_null, shown, text_of, typed
+from sp.serve.fields import BIAS, MAX_NAME, NUMBERS, PARAM, RequestError, not_null, text_of, typed
 from sp.serve.options import Defaults
-from sp.serve.protocol import KWARGS, Job, parse_request, told
-from sp.serve.responses.turns import Turns, flat, part_of, results_of, shows_later
+from sp.serve.protocol import KWARGS, CompletionJob, ignored_lines, parse_request
+from sp.serve.responses.turns import ItemChatBuilder, flat, part_of, results_of, shows_later
 
-SAME = ("model", "stream", "stop", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "sp", KWARGS,
-        BIAS, *(name for name in NUMBERS if name != "n"))  # fmt: skip
-"""Fields that a chat has by the same name."""
-OTHER = ("input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "reasoning", "include",
-         "top_logprobs")  # fmt: skip
-"""Fields that are put in other words."""
-QUIET = ("store", "metadata", "service_tier", "stream_options", "truncation", "prompt_cache_retention", "background",
-         "client_metadata")  # fmt: skip
-"""Fields that change nothing here, of which a client need not be told."""
-KEPT = "the server keeps no {}; send the whole conversation as input"
-REFUSED = {
-    "previous_response_id": KEPT.format("responses"),
-    "conversation": KEPT.format("conversations"),
-    "prompt": "the server keeps no prompts; send instructions and input",
+SHARED_FIELDS = ("model", "stream", "stop", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
+                 "sp", KWARGS, BIAS, *(name for name in NUMBERS if name != "n"))  # fmt: skip
+"""Fields with the same name and meaning in a chat."""
+TRANSLATED_FIELDS = ("input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "reasoning",
+                     "include", "top_logprobs")  # fmt: skip
+"""Fields that are translated."""
+SILENT_FIELDS = ("store", "metadata", "service_tier", "stream_options", "truncation", "prompt_cache_retention",
+                 "background", "client_metadata")  # fmt: skip
+"""Fields without effect here that are not reported."""
+NOT_STORED = "the server stores no {}; send the whole conversation as input"
+REFUSED_FIELDS = {
+    "previous_response_id": NOT_STORED.format("responses"),
+    "conversation": NOT_STORED.format("conversations"),
+    "prompt": "the server stores no prompts; send instructions and input",
 }
 LOGPROBS = "message.output_text.logprobs"
 MOST_ITEMS = 4096
-CALLED = re.compile(r"messages\[\d+\](?:\.tool_calls\[\d+\](?:\.function)?)?|tools\[\d+\](?:\.function)?|"
-                    r"\b[a-z_]+(?:\.json_schema)?")  # fmt: skip
-"""Fields of a chat in the text of an error."""
+FIELD_NAMES = re.compile(r"messages\[\d+\](?:\.tool_calls\[\d+\](?:\.function)?)?|tools\[\d+\](?:\.function)?|"
+                         r"\b[a-z_]+(?:\.json_schema)?")  # fmt: skip
+"""Names of a chat's fields in the text of an error."""
 
 
-Shown = tuple[str, str | None, dict[str, Any]]
-"""Where a function stands, the namespace it is of, and the tool itself."""
+PlacedFunction = tuple[str, str | None, dict[str, Any]]
+"""The place of a function in the request, its namespace, and the tool itself."""
 
 
 @dataclass
-class Asked:
-    """A request in the words of a chat.
+class ResponsesRequest:
+    """A request, translated to a chat.
 
     Parameters
     ----------
@@ -58,18 +59,18 @@ class Asked:
     echo : dict
         Fields of the request that its answer repeats.
     ignored : list of str
-        What is not heeded, a line each.
+        A line for each part of the request without effect.
     places : dict
-        Where in the request something of `body` stood.
+        Places in the request, by the name of what `body` has from there.
     spaces : dict
         Namespace and name of the functions of namespaces, by the name that the model is shown.
 
     Examples
     --------
-    >>> asked = Asked.of({"input": "Who?", "instructions": "Be brief.", "max_output_tokens": 9, "depth": 3})
-    >>> asked.body["messages"][0]
+    >>> parsed = ResponsesRequest.of({"input": "Who?", "instructions": "Be brief.", "max_output_tokens": 9, "depth": 3})
+    >>> parsed.body["messages"][0]
     {'role': 'system', 'content': [{'type': 'text', 'text': 'Be brief.'}]}
-    >>> asked.body["messages"][1], asked.body["max_tokens"], asked.ignored
+    >>> parsed.body["messages"][1], parsed.body["max_tokens"], parsed.ignored
     ({'role': 'user', 'content': 'Who?'}, 9, ['depth: unknown field'])
     """
 
@@ -81,108 +82,121 @@ class Asked:
 
     @classmethod
     def of(
-        cls, given: Mapping[str, Any], defaults: Defaults | None = None, template: ChatTemplate | None = None
-    ) -> Asked:
-        """What a body asks for. `defaults`: the server's; `template`: its target's, to know whether an effort can be
-        asked for. RequestError: for what needs a memory of other requests, and for items that are none.
+        cls, fields: Mapping[str, Any], defaults: Defaults | None = None, template: ChatTemplate | None = None
+    ) -> ResponsesRequest:
+        """Translate a body. `defaults`: options of the server; `template`: the target's, to know whether it reads an
+        effort.
+
+        RequestError: for fields that need stored responses, and for items that are invalid.
         """
         defaults = defaults or Defaults()
-        given = not_null(given)
-        for name, why in REFUSED.items():
-            if name in given:
+        fields = not_null(fields)
+        for name, why in REFUSED_FIELDS.items():
+            if name in fields:
                 raise RequestError(f"{name} is not supported: {why}", name)
-        if given.get("background") not in (None, False):
+        if fields.get("background") not in (None, False):
             raise RequestError(
-                "background is not supported: the client waits for its answer; leave it out", "background"
+                "background is not supported: clients wait for their answers; leave it out", "background"
             )
-        asked = cls({name: given[name] for name in SAME if name in given})
-        for name in given:
-            if name not in (*SAME, *OTHER, *QUIET):
+        request = cls({name: fields[name] for name in SHARED_FIELDS if name in fields})
+        for name in fields:
+            if name not in (*SHARED_FIELDS, *TRANSLATED_FIELDS, *SILENT_FIELDS):
                 if defaults.strict_fields:
-                    raise RequestError(str(unknown_name("field", name[:MAX_NAME], (*SAME, *OTHER))), name[:MAX_NAME])
-                asked.ignored.append(f"{name[:MAX_NAME]}: unknown field")
-        asked._tools(given)
-        asked._messages(given, template)
-        asked._rest(given, defaults.thinking, template)
-        asked._echo(given)
-        return asked
+                    raise RequestError(
+                        str(unknown_name("field", name[:MAX_NAME], (*SHARED_FIELDS, *TRANSLATED_FIELDS))),
+                        name[:MAX_NAME],
+                    )
+                request.ignored.append(f"{name[:MAX_NAME]}: unknown field")
+        request._tools(fields)
+        request._messages(fields, template)
+        request._rest(fields, defaults.thinking, template)
+        request._echo(fields)
+        return request
 
-    def job(self, defaults: Defaults, checked: Callable[[Job], Job]) -> Job:
-        """What the worker is to do; `checked` may refuse or change it. RequestError: in the words of the request."""
-        with self.named():
+    def job(self, defaults: Defaults, checked: Callable[[CompletionJob], CompletionJob]) -> CompletionJob:
+        """Return the job for the worker. `checked`: may refuse the job or change it. RequestError: with the request's
+        own names.
+        """
+        with self.own_field_names():
             job = checked(parse_request("chat", self.body, defaults))
-        return replace(job, ignored=told([*self.ignored, *(self._name(each) for each in job.ignored)]))
+        return replace(job, ignored=ignored_lines([*self.ignored, *(self._name(line) for line in job.ignored)]))
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Errors that come out of this speak of the request's own fields."""
+    def own_field_names(self) -> Iterator[None]:
+        """Translate errors that are raised inside to the request's own field names."""
         try:
             yield
         except RequestError as error:
-            raise self.told(error) from None
+            raise self.translated(error) from None
 
-    def told(self, error: RequestError) -> RequestError:
-        """An error in the words of the request."""
+    def translated(self, error: RequestError) -> RequestError:
+        """Return an error with the names of the request's own fields."""
         param = None if error.param is None else self._name(error.param)
         return RequestError(self._name(str(error)), param, status=error.status, code=error.code)
 
-    def _name(self, said: str) -> str:
-        """A text that speaks of a chat's fields, with the request's own names for them."""
-        known = {**WORDS, **self.places}
-        return CALLED.sub(lambda found: known.get(found[0].removesuffix(".function"), found[0]), said)
+    def _name(self, text: str) -> str:
+        """Replace the field names of a chat in a text by the request's own."""
+        known = {**OWN_NAMES, **self.places}
+        return FIELD_NAMES.sub(lambda match: known.get(match[0].removesuffix(".function"), match[0]), text)
 
-    def _messages(self, given: Mapping[str, Any], template: ChatTemplate | None) -> None:
-        """Items become turns: of an assistant's reasoning, text and calls one turn, its results directly behind it."""
+    def _messages(self, fields: Mapping[str, Any], template: ChatTemplate | None) -> None:
+        """Translate items to messages: successive reasoning, text and calls of the assistant become one turn, with the
+        results directly after it.
+        """
         tools = self.body.get("tools") and self.body.get("tool_choice") != "none"
-        items, whole = given.get("input"), isinstance(given.get("input"), str)
+        items, whole = fields.get("input"), isinstance(fields.get("input"), str)
         if whole:
             items = [{"role": "user", "content": items}]
         if not isinstance(items, list) or not 1 <= len(items) <= MOST_ITEMS:
             raise RequestError(f"input must be a text, or a list of 1 to {MOST_ITEMS} items", "input")
-        turns = Turns(self.places, results_of(items), lambda: template is None or shows_later(template, bool(tools)))
-        if "instructions" in given:
-            turns.system([part_of(text_of(given["instructions"], "instructions"))], "instructions")
+        builder = ItemChatBuilder(
+            self.places, results_of(items), lambda: template is None or shows_later(template, bool(tools))
+        )
+        if "instructions" in fields:
+            builder.add_system([part_of(text_of(fields["instructions"], "instructions"))], "instructions")
         for index, item in enumerate(items):
             where = "input" if whole else f"input[{index}]"
-            if note := turns.take(item, where):
+            if note := builder.add(item, where):
                 self.ignored.append(note)
-        turns.end()
-        if not turns.messages:
+        builder.end_turn()
+        if not builder.messages:
             raise RequestError("input has no message; send one", "input")
-        self.body["messages"] = turns.messages
+        self.body["messages"] = builder.messages
 
-    def _tools(self, given: Mapping[str, Any]) -> None:
-        """The functions that the model is shown, and how it may call them."""
-        tools, choice = typed(given, "tools", (list, type(None)), "a list of tools") or [], given.get("tool_choice")
+    def _tools(self, fields: Mapping[str, Any]) -> None:
+        """Translate the tools that the model is shown, and the choice among them."""
+        tools, choice = typed(fields, "tools", (list, type(None)), "a list of tools") or [], fields.get("tool_choice")
         names = None
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
             allowed = choice.get("tools") if isinstance(choice.get("tools"), list) else []
-            names = [each.get("name") for each in allowed or [] if isinstance(each, dict)]
+            names = [tool.get("name") for tool in allowed or [] if isinstance(tool, dict)]
             choice = choice.get("mode", "auto")
-        found: list[dict[str, Any]] = []
+        functions: list[dict[str, Any]] = []
         self.echo["tools"] = []
-        for where, space, tool in self._each(tools):
+        for where, space, tool in self._functions_of(tools):
             name = flat(space, tool.get("name"))
             function = tool.get("function", {key: tool[key] for key in FUNCTION if key in tool} | {"name": name})
             if names is None or not isinstance(function, dict) or tool.get("name") in names:
-                self.places[f"tools[{len(found)}]"] = where
+                self.places[f"tools[{len(functions)}]"] = where
                 self.spaces |= {} if space is None or not isinstance(name, str) else {name: (space, tool["name"])}
-                found.append({"type": "function", "function": function})
+                functions.append({"type": "function", "function": function})
                 if space is None and isinstance(function, dict):
-                    kept = {"type": "function", "parameters": None, "strict": None, **function}
-                    self.echo["tools"].append(kept)
+                    echoed = {"type": "function", "parameters": None, "strict": None, **function}
+                    self.echo["tools"].append(echoed)
         if isinstance(choice, dict) and choice.get("type") == "function":
             name = flat(choice.get("namespace"), choice.get("name"))
             choice = {"type": "function", "function": {"name": name}}
         elif isinstance(choice, dict):
-            self.ignored.append(f"tool_choice: of type {shown(choice.get('type'))}")
+            self.ignored.append(f"tool_choice: of type {describe_value(choice.get('type'))}")
             choice, self.echo["tool_choice"] = None, "auto"
-        if choice == "auto" or (choice == "none" and not found):
+        if choice == "auto" or (choice == "none" and not functions):
             choice = None
-        self.body |= {name: value for name, value in (("tools", found), ("tool_choice", choice)) if value}
+        self.body |= {name: value for name, value in (("tools", functions), ("tool_choice", choice)) if value}
 
-    def _each(self, tools: list[Any], within: str = "", space: str | None = None) -> Iterator[Shown]:
-        """Functions, those of namespaces among them; the model is not shown other tools, which OpenAI's servers run."""
+    def _functions_of(self, tools: list[Any], within: str = "", space: str | None = None) -> Iterator[PlacedFunction]:
+        """Yield functions, also those in namespaces. Other tools, which OpenAI's servers run, are not shown to the
+        model.
+        """
         for index, tool in enumerate(tools):
             where, kind = f"{within}tools[{index}]", tool.get("type") if isinstance(tool, dict) else None
             if not isinstance(tool, dict) or not isinstance(kind, str):
@@ -191,20 +205,22 @@ class Asked:
             if kind == "function":
                 yield where, space, tool
             elif kind == "namespace" and space is None and isinstance(inner, list):
-                yield from self._each(inner, f"{where}.", text_of(tool.get("name"), f"{where}.name"))
+                yield from self._functions_of(inner, f"{where}.", text_of(tool.get("name"), f"{where}.name"))
                 self.echo["tools"].append(tool)
             else:
                 self.ignored.append(f"{where}: tools of type {kind[:MAX_NAME]} are not shown to the model")
 
     def named_call(self, name: str) -> dict[str, str]:
-        """The name of a function that was called, as the request had it."""
+        """Return the name, and the namespace if any, that the request has for a called function."""
         space, own = self.spaces.get(name, (None, name))
         return {"name": own} if space is None else {"name": own, "namespace": space}
 
-    def _rest(self, given: Mapping[str, Any], thinking: Thinking, template: ChatTemplate | None) -> None:
-        """Length, format, thinking, log probabilities."""
-        self.body["max_tokens"] = given.get("max_output_tokens", -1)  # agents send none, and mean no limit
-        text = typed(given, "text", (dict, type(None)), "an object such as {'format': {'type': 'text'}}") or {}
+    def _rest(self, fields: Mapping[str, Any], thinking: Thinking, template: ChatTemplate | None) -> None:
+        """Translate length, format, thinking and log probabilities."""
+        self.body["max_tokens"] = fields.get(
+            "max_output_tokens", -1
+        )  # -1: no limit, which agents mean when they send none
+        text = typed(fields, "text", (dict, type(None)), "an object such as {'format': {'type': 'text'}}") or {}
         form = text.get("format")
         if isinstance(form, dict) and form.get("type") == "json_schema":
             inner = {name: value for name, value in form.items() if name != "type"}
@@ -212,46 +228,46 @@ class Asked:
         if form is not None:
             self.body[PARAM] = form
         self.ignored += [f"text.{name[:MAX_NAME]}: has no effect" for name in text if name != "format"]
-        asks = typed(given, "reasoning", (dict, type(None)), "an object such as {'effort': 'low'}") or {}
-        if (effort := asks.get("effort")) is not None:
+        reasoning = typed(fields, "reasoning", (dict, type(None)), "an object such as {'effort': 'low'}") or {}
+        if (effort := reasoning.get("effort")) is not None:
             if note := _lost(effort, thinking, template):
                 self.ignored.append(f"reasoning.effort: {note}")
             else:
                 self.body[EFFORT] = effort
-        include = typed(given, "include", (list, type(None)), "a list of names") or []
-        if LOGPROBS in include or given.get("top_logprobs"):
-            self.body |= {"logprobs": True, "top_logprobs": given.get("top_logprobs", 0)}
+        include = typed(fields, "include", (list, type(None)), "a list of names") or []
+        if LOGPROBS in include or fields.get("top_logprobs"):
+            self.body |= {"logprobs": True, "top_logprobs": fields.get("top_logprobs", 0)}
 
-    def _echo(self, given: Mapping[str, Any]) -> None:
-        """Fields of the answer that repeat the request; the client's library wants most of them."""
-        choice, text, metadata = given.get("tool_choice", "auto"), given.get("text"), given.get("metadata", {})
+    def _echo(self, fields: Mapping[str, Any]) -> None:
+        """Collect the fields of the reply that repeat the request; the client's library requires most of them."""
+        choice, text, metadata = fields.get("tool_choice", "auto"), fields.get("text"), fields.get("metadata", {})
         self.echo = {
             "tool_choice": choice,
             **self.echo,
             "background": False,
-            "instructions": given.get("instructions"),
-            "max_output_tokens": given.get("max_output_tokens"),
+            "instructions": fields.get("instructions"),
+            "max_output_tokens": fields.get("max_output_tokens"),
             "metadata": metadata if isinstance(metadata, dict) else {},
-            "parallel_tool_calls": given.get("parallel_tool_calls", True),
+            "parallel_tool_calls": fields.get("parallel_tool_calls", True),
             "previous_response_id": None,
-            "prompt_cache_key": given.get("prompt_cache_key"),
-            "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},
-            "safety_identifier": given.get("safety_identifier"),
+            "prompt_cache_key": fields.get("prompt_cache_key"),
+            "reasoning": {"effort": None, "summary": None, **fields.get("reasoning", {})},
+            "safety_identifier": fields.get("safety_identifier"),
             "service_tier": "default",
             "store": False,
-            "temperature": given.get("temperature"),
+            "temperature": fields.get("temperature"),
             "text": text if text and text.get("format") else {"format": {"type": "text"}, **(text or {})},
-            "top_logprobs": given.get("top_logprobs"),
-            "top_p": given.get("top_p"),
+            "top_logprobs": fields.get("top_logprobs"),
+            "top_p": fields.get("top_p"),
             "truncation": "disabled",
-            "user": given.get("user"),
+            "user": fields.get("user"),
         }
         for name, value in self.echo.items():
-            text_of(json.dumps(value, ensure_ascii=False), name)  # an answer must be able to repeat it
+            text_of(json.dumps(value, ensure_ascii=False), name)  # the reply repeats it, so that it must be valid UTF-8
 
 
 FUNCTION = ("name", "description", "parameters", "strict")
-WORDS = {
+OWN_NAMES = {
     f"{PARAM}.json_schema": "text.format",
     PARAM: "text.format",
     "max_completion_tokens": "max_output_tokens",
@@ -259,12 +275,14 @@ WORDS = {
     EFFORT: "reasoning.effort",
     "messages": "input",
 }
-"""Fields of a chat, and what a request calls them."""
+"""Names of a chat's fields, and the request's own."""
 
 
 def _lost(effort: Any, thinking: Thinking, template: ChatTemplate | None) -> str | None:
-    """Why an effort changes nothing with this model, if so; clients send one to whatever model they talk to."""
+    """Return the reason why an effort has no effect with this model; None if it has one. Clients send an effort to any
+    model.
+    """
     try:
         return replace(thinking, effort=effort).note(template) if isinstance(effort, str) else None
     except ConfigError:
-        return None  # which is told where the field is read
+        return None  # refused where the field is parsed

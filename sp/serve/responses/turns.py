@@ -1,4 +1,4 @@
-"""Items of a Responses request on their way to the messages of a chat."""
+"""Items of a Responses request, translated to the messages of a chat."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from sp.chat.messages import describe_value
 from sp.errors import SpError
 from sp.gguf import ChatTemplate, render_chat
-from sp.serve.fields import MAX_NAME, RequestError, shown, text_of
+from sp.serve.fields import MAX_NAME, RequestError, text_of
 
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 @lru_cache(maxsize=8)
 def shows_later(template: ChatTemplate, tools: bool) -> bool:
-    """Whether a template shows a system message behind others; many show the first alone, some refuse.
+    """Return True if a template renders a system message after others. Many render only the first, some refuse.
 
     >>> shows_later(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"), False)
     True
@@ -24,17 +25,18 @@ def shows_later(template: ChatTemplate, tools: bool) -> bool:
     """
     roles = ("system", "user", "assistant", "system", "user")
     messages = [{"role": role, "content": f"(part {index})"} for index, role in enumerate(roles)]
-    given: dict[str, Any] = (
+    variables: dict[str, Any] = (
         {"tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}]} if tools else {}
     )
     try:
-        return render_chat(template.for_tools if tools else template, messages, **given).count("(part 3)") == 1
+        return render_chat(template.for_tools if tools else template, messages, **variables).count("(part 3)") == 1
     except SpError:
         return False
 
 
 def flat(namespace: Any, name: Any) -> Any:
-    """The name by which the model is shown a function of a namespace; what is no name is told by whoever reads it.
+    """Return the name under which the model is shown a function of a namespace. A value that is not a name is returned
+    as it is, so that the check of names refuses it.
 
     >>> flat("mcp__files", "read"), flat(None, "read")
     ('mcp__files__read', 'read')
@@ -43,46 +45,49 @@ def flat(namespace: Any, name: Any) -> Any:
 
 
 def part_of(text: str) -> dict[str, str]:
+    """Return a text as a content part."""
     return {"type": "text", "text": text}
 
 
-def parts_of(given: Any, where: str) -> list[dict[str, str]]:
-    """The text of an item, in parts; RequestError for what is none."""
-    if not isinstance(given, list):
-        return [part_of(text_of(given, where))]
-    found = []
-    for index, part in enumerate(given):
+def parts_of(value: Any, where: str) -> list[dict[str, str]]:
+    """Return the content parts of an item's text; RequestError for any other content."""
+    if not isinstance(value, list):
+        return [part_of(text_of(value, where))]
+    parts = []
+    for index, part in enumerate(value):
         place, kind = f"{where}[{index}]", part.get("type") if isinstance(part, dict) else None
         if kind not in TEXTS and kind != "refusal":
-            raise RequestError(f"{place} is no text; the models read text only", place)
-        found.append(part_of(text_of(part.get("refusal" if kind == "refusal" else "text"), place)))
-    return found
+            raise RequestError(f"{place} is not text; the models read text only", place)
+        parts.append(part_of(text_of(part.get("refusal" if kind == "refusal" else "text"), place)))
+    return parts
 
 
-def _joined(given: Any, where: str) -> str:
-    return "\n\n".join(part["text"] for part in parts_of(given, where))
+def _joined(value: Any, where: str) -> str:
+    return "\n\n".join(part["text"] for part in parts_of(value, where))
 
 
 def results_of(items: list[Any]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Results of calls by the ids of these, each with its place; RequestError for two of one call."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    """Return the results of calls by call id, each with its place; RequestError for a second result of one call."""
+    results: dict[str, tuple[str, dict[str, Any]]] = {}
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "function_call_output":
             where, name = f"input[{index}]", text_of(item.get("call_id"), f"input[{index}].call_id")
-            if name in found:
-                raise RequestError(f"{where}.call_id {shown(name)} has a result already", f"{where}.call_id")
-            found[name] = (where, item)
-    return found
+            if name in results:
+                raise RequestError(f"{where}.call_id {describe_value(name)} has a result already", f"{where}.call_id")
+            results[name] = (where, item)
+    return results
 
 
-class Turns:
-    """Items on their way to messages. `places`: is told where each message came from; `results`: of calls, by id;
-    `later`: whether a system message may stand behind others.
+class ItemChatBuilder:
+    """Builds the messages of a chat from items.
 
-    >>> turns = Turns({}, {"c": ("input[1]", {"output": "seen"})})
-    >>> turns.take({"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}, "input[0]")
-    >>> turns.end()
-    >>> [each["role"] for each in turns.messages]
+    `places`: receives the place in the request of each message; `results`: of calls, by id; `later`: returns True if a
+    system message may follow others.
+
+    >>> builder = ItemChatBuilder({}, {"c": ("input[1]", {"output": "seen"})})
+    >>> builder.add({"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}, "input[0]")
+    >>> builder.end_turn()
+    >>> [message["role"] for message in builder.messages]
     ['assistant', 'tool']
     """
 
@@ -94,16 +99,22 @@ class Turns:
     ) -> None:
         self.messages: list[dict[str, Any]] = []
         self._places, self._results, self._later = places, results, later
-        self._open: dict[str, Any] | None = None  # the assistant's turn that may go on
-        self._seen = set[str]()  # calls
+        self._open: dict[str, Any] | None = None  # the assistant's turn that may get more parts
+        self._seen = set[str]()  # ids of calls
 
-    def take(self, item: Any, where: str) -> str | None:
-        """One more item; a line if it is of no use. RequestError for what is no item, or has no meaning here."""
+    def add(self, item: Any, where: str) -> str | None:
+        """Add an item; return a line if it was ignored. RequestError for an item that is invalid or has no meaning
+        here.
+        """
         kind = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
         if not isinstance(item, dict) or not isinstance(kind, str):
-            raise RequestError(f"{where} is a {shown(item)} without a type; send a message or another item", where)
+            raise RequestError(
+                f"{where} is a {describe_value(item)} without a type; send a message or another item", where
+            )
         if kind == "item_reference":
-            raise RequestError(f"{where} refers to an item, but the server keeps none; send the item itself", where)
+            raise RequestError(
+                f"{where} refers to a stored item, but the server stores none; send the item itself", where
+            )
         if kind == "message":
             return self._message(item, where)
         if kind == "reasoning":
@@ -113,17 +124,19 @@ class Turns:
         elif kind == "function_call_output":
             if item["call_id"] not in self._seen:
                 place = f"{where}.call_id"
-                raise RequestError(f"{place} {shown(item['call_id'])} answers no function_call before it", place)
-            self.end()
+                raise RequestError(
+                    f"{place} {describe_value(item['call_id'])} matches no function_call before it", place
+                )
+            self.end_turn()
         else:
             return f"{where}: items of type {kind[:MAX_NAME]} are not shown to the model"
         return None
 
-    def system(self, parts: list[dict[str, str]], where: str) -> str | None:
-        """Text that stands above the conversation. What comes first is one message: most templates show no second. With
-        those what comes later is a message of the user, and a line says so.
+    def add_system(self, parts: list[dict[str, str]], where: str) -> str | None:
+        """Add text of a system message. What comes before all other messages is merged into one, since most templates
+        render no second. With such a template, later text becomes a message of the user; returns a line that says so.
         """
-        self.end()
+        self.end_turn()
         if not self.messages:
             self._add({"role": "system", "content": list(parts)}, where)
         elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
@@ -135,8 +148,8 @@ class Turns:
             return f"{where}.role: shown as the user's, as the chat template shows no later system message"
         return None
 
-    def end(self) -> None:
-        """The assistant's turn is over: it and the results of its calls are messages now."""
+    def end_turn(self) -> None:
+        """End the assistant's turn: add it and the results of its calls to the messages."""
         turn, self._open = self._open, None
         if turn is None:
             return
@@ -150,7 +163,9 @@ class Turns:
         for (call, _), place in zip(calls, places, strict=True):
             name = call["id"]
             if name not in self._results:
-                raise RequestError(f"{place}: no function_call_output answers {shown(name)}; send its result", place)
+                raise RequestError(
+                    f"{place}: no function_call_output answers {describe_value(name)}; send its result", place
+                )
             there, item = self._results[name]
             text = _joined(item.get("output"), f"{there}.output")
             self._add({"role": "tool", "tool_call_id": name, "content": text}, there)
@@ -165,14 +180,14 @@ class Turns:
         if role == "assistant":
             turn = self._assistant(where, "content")
             turn["content"] = parts
-            if not parts:  # said nothing, as before a call
+            if not parts:  # an empty message, as before a call
                 turn["content"] = None
                 if turn["reasoning_content"] is None:
                     self._open = None
             return None
-        self.end()
+        self.end_turn()
         if role in ("system", "developer"):
-            return self.system(parts, where) if parts else None
+            return self.add_system(parts, where) if parts else None
         if parts or role != "user":
             self._add({"role": role, "content": content if isinstance(content, str) else parts}, where)
         return None
@@ -187,7 +202,7 @@ class Turns:
         name = text_of(item.get("call_id"), f"{where}.call_id")
         if name in self._seen:
             raise RequestError(
-                f"{where}.call_id {shown(name)} stands there twice; give each its own", f"{where}.call_id"
+                f"{where}.call_id {describe_value(name)} appears twice; give each call its own", f"{where}.call_id"
             )
         self._seen.add(name)
         function = {"name": flat(item.get("namespace"), item.get("name")), "arguments": item.get("arguments")}
@@ -195,10 +210,10 @@ class Turns:
         turn["calls"].append(({"id": name, "type": "function", "function": function}, where))
 
     def _assistant(self, where: str, name: str) -> dict[str, Any]:
-        """The turn that a part of this name goes to: the open one if that part is still to come."""
+        """Return the turn that gets a part with this name: the open one if it has no such part yet, else a new one."""
         turn = self._open
         if turn is None or turn["calls"] or turn["content"] is not None or turn[name] is not None:
-            self.end()
+            self.end_turn()
             turn = {"role": "assistant", "content": None, "reasoning_content": None, "calls": [], "where": where}
             self._open = turn
         return turn

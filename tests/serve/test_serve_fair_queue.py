@@ -1,4 +1,4 @@
-"""Whose turn it is: nobody starves, nothing is lost, and over HTTP a crowd of one client lets another through."""
+"""Fairness of the queue: no client starves, nothing is lost, and over HTTP one client does not block the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp.prompt import Prompt
-from sp.serve.lanes import Lanes, lane_of
+from sp.serve.fair_queue import FairQueue, queue_key_of
 from sp.session import Pipeline, RunResult
 
 openai = pytest.importorskip("openai")
 
 
 def test_clients_and_their_sessions_take_turns() -> None:
-    lanes: Lanes[str] = Lanes()
+    queue: FairQueue[str] = FairQueue()
     for item in ("a1x", "a1y", "a1z", "a2x", "a2y", "b1x", "b1y"):
-        lanes.add((item[0], item[1]), item)
-    assert [lanes.next() for _ in range(7)] == ["a1x", "b1x", "a2x", "b1y", "a1y", "a2y", "a1z"]
+        queue.add((item[0], item[1]), item)
+    assert [queue.next() for _ in range(7)] == ["a1x", "b1x", "a2x", "b1y", "a1y", "a2y", "a1z"]
     with pytest.raises(KeyError):
-        lanes.next()
+        queue.next()
 
 
 steps = st.lists(st.tuples(st.sampled_from(["add", "add", "next", "remove"]), st.sampled_from("abc"),
@@ -36,21 +36,21 @@ steps = st.lists(st.tuples(st.sampled_from(["add", "add", "next", "remove"]), st
 @given(steps)
 @settings(max_examples=80, deadline=None)
 def test_nobody_waits_for_more_than_one_turn_of_each_other(steps: list[tuple[str, str, str, int]]) -> None:
-    lanes: Lanes[tuple[str, str, int]] = Lanes()
+    queue: FairQueue[tuple[str, str, int]] = FairQueue()
     waiting: list[tuple[str, str, int]] = []
     turns: dict[str, list[str]] = {}  # of a client that waits: who was served since it waits for this turn
     for number, (step, client, session, which) in enumerate(steps):
         if step == "add":
             item = (client, session, number)
-            lanes.add(item[:2], item)
+            queue.add(item[:2], item)
             waiting.append(item)
             turns.setdefault(client, [])
         elif step == "remove" and waiting:
             item = waiting.pop(which % len(waiting))
-            assert lanes.remove(item[:2], item)
-            assert not lanes.remove(item[:2], item)
+            assert queue.remove(item[:2], item)
+            assert not queue.remove(item[:2], item)
         elif step == "next" and waiting:
-            item = lanes.next()
+            item = queue.next()
             assert item == min(each for each in waiting if each[:2] == item[:2])
             waiting.remove(item)
             for served in turns.values():
@@ -59,18 +59,18 @@ def test_nobody_waits_for_more_than_one_turn_of_each_other(steps: list[tuple[str
         left = {each[0] for each in waiting}
         turns = {name: served for name, served in turns.items() if name in left}
         assert all(len(set(served)) == len(served) for served in turns.values()), turns
-        assert sorted(lanes) == sorted(waiting)
-        assert len(lanes) == len(waiting)
+        assert sorted(queue) == sorted(waiting)
+        assert len(queue) == len(waiting)
 
 
 def test_who_has_many_gives_way() -> None:
-    lanes: Lanes[str] = Lanes()
+    queue: FairQueue[str] = FairQueue()
     for item in ("a1", "b1", "a2"):
-        lanes.add((item[0], ""), item)
-    assert lanes.greediest(beside="c") == "a2"
-    assert lanes.greediest(beside="b") is None
-    assert lanes.greediest(beside="a") is None
-    assert Lanes().greediest(beside="a") is None
+        queue.add((item[0], ""), item)
+    assert queue.greediest(client="c") == "a2"
+    assert queue.greediest(client="b") is None
+    assert queue.greediest(client="a") is None
+    assert FairQueue().greediest(client="a") is None
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_who_has_many_gives_way() -> None:
     ],
 )  # fmt: skip
 def test_lanes_of_requests(one: Any, other: Any, same_client: bool, same_session: bool) -> None:
-    first, second = lane_of(one, "::1", ""), lane_of(other, "::1", "")
+    first, second = queue_key_of(one, "::1", ""), queue_key_of(other, "::1", "")
     assert (first[0] == second[0], first[1] == second[1]) == (same_client, same_session)
-    assert lane_of({}, "::1", "key")[0] != lane_of({}, "::1", "")[0] != lane_of({}, "::2", "")[0]
+    assert queue_key_of({}, "::1", "key")[0] != queue_key_of({}, "::1", "")[0] != queue_key_of({}, "::2", "")[0]
 
 
 class Gated(Pipeline):

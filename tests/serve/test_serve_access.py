@@ -20,7 +20,7 @@ from fuzz_bodies import fuzz
 
 from sp.errors import ConfigError
 from sp.serve.fields import MOST_VALUES, RequestError, check_shape
-from sp.serve.http import AT_ONCE, Bodies, Limits, origins_of
+from sp.serve.http import AT_ONCE, Bodies, ClientLimits, origins_of
 from sp.session import Pipeline
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -113,7 +113,7 @@ def test_all_bodies_together_are_limited_and_given_back() -> None:
         return SimpleNamespace(headers={"content-type": "application/json"}, stream=stream)
 
     async def crowd() -> list[Any]:
-        bodies, hold = Bodies(Limits(body_bytes=1000)), asyncio.Event()
+        bodies, hold = Bodies(ClientLimits(body_bytes=1000)), asyncio.Event()
 
         async def read(sent: asyncio.Event | None) -> int:
             async with bodies.read(request(1000, sent)) as raw:
@@ -145,7 +145,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_body_costs_no_more_than_its_bytes_and_holds_nobody_up(pair: Pipeline, name: str) -> None:
     """Others are answered while it is looked at; lists alone once held the loop up for five seconds."""
-    with tool.serving(pair, limits=Limits()) as running:
+    with tool.serving(pair, limits=ClientLimits()) as running:
 
         async def both() -> tuple[float, httpx.Response, float]:
             async with httpx.AsyncClient(base_url=running.url, verify=False, timeout=60) as http:
