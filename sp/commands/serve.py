@@ -47,7 +47,7 @@ KEY = "SP_API_KEY"
 
 def serve(
     models: ModelOptions,
-    arguments: Annotated[RunArguments, Adjusted(max_new_tokens=256)],
+    arguments: Annotated[RunArguments, Adjusted(max_new_tokens=4096)],
     memory: ConversationOptions,
     thinking: Thinking,
     place: PlaceOptions,
