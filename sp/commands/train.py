@@ -61,12 +61,12 @@ def train_scorer(
     plan = training.load_plan(data)
     if leave_one_out is not None:
         training.without(plan, next(iter(plan.tasks)))  # raises now for a plan with a single task
-    readers = training.Readers.open(plan, device)
-    training.check_lengths(readers, plan)
+    models = training.TrainingModels.open(plan, device)
+    training.check_lengths(models, plan)
     outputs: list[tuple[Path, ScorerFile]] = []
     rows: list[dict[str, Any]] = []
     with progress_bar("training", training.steps(plan, leave_one_out is not None)) as advance:
-        trainer = training.Trainer(readers, plan, advance)
+        trainer = training.Trainer(models, plan, advance)
         if out is not None:
             file = trainer.fit(plan)
             rows += [row | {"file": out.name} for row in trainer.judge(file, tuple(plan.tasks))]

@@ -76,7 +76,7 @@ class TrainPlan:
         return build_trained(self.kind)
 
     @property
-    def learnt(self) -> tuple[str, ...]:
+    def training_tasks(self) -> tuple[str, ...]:
         """Tasks of the training examples."""
         return tuple(name for name in self.tasks if name not in self.leave_out)
 
@@ -217,7 +217,7 @@ def _labels(section: ConfigValue) -> Labels:
 
 
 @dataclass(frozen=True)
-class Readers:
+class TrainingModels:
     """Models of a training. Prompts are measured and rendered by `tokenizer` and `template`, which are the target's;
     `target` is loaded only if labels are from a scorer that runs on it."""
 
@@ -227,7 +227,7 @@ class Readers:
     target: Loaded | None = None
 
     @classmethod
-    def open(cls, plan: TrainPlan, device: Where) -> Readers:
+    def open(cls, plan: TrainPlan, device: Where) -> TrainingModels:
         """Load the drafter, and as much of the target as the labels need."""
         drafter = load(plan.drafter or default_drafter(plan.target), extrapolate=True, device=device)
         path = plan.target or embedded("target")
@@ -240,7 +240,7 @@ class Readers:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingPrompt:
     """An example in the drafter's vocabulary. `task`: its name in the plan; `tokens`: its nominal length."""
 
     task: str
@@ -256,20 +256,22 @@ def example_of(plan: TrainPlan, name: str, index: int, tokens: int, count: Calla
         raise ConfigError(f"{name} at {tokens:,} tokens: {error}") from None
 
 
-def check_lengths(readers: Readers, plan: TrainPlan) -> None:
+def check_lengths(models: TrainingModels, plan: TrainPlan) -> None:
     """Raise ConfigError for a length that is too short for a task, before any prompt is read."""
-    count = counter(readers.tokenizer)
+    count = counter(models.tokenizer)
     for name in plan.tasks:
         for tokens in plan.lengths:
             example_of(plan, name, 0, tokens, count)
 
 
-def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_out: bool) -> Iterator[Lesson]:
+def training_prompts(
+    models: TrainingModels, plan: TrainPlan, tasks: tuple[str, ...], *, held_out: bool
+) -> Iterator[TrainingPrompt]:
     """Iterate over examples of tasks of the plan: the first `n` of each length, or the `held_out` ones after them.
 
     ConfigError for a task without evidence, if evidence is the label or the measure.
     """
-    count = counter(readers.tokenizer)
+    count = counter(models.tokenizer)
     indices = range(plan.n, plan.n + plan.held_out) if held_out else range(plan.n)
     for name in tasks:
         for tokens in plan.lengths:
@@ -277,26 +279,26 @@ def lessons(readers: Readers, plan: TrainPlan, tasks: tuple[str, ...], *, held_o
                 example = example_of(plan, name, index, tokens, count)
                 if not example.needles and (held_out or plan.labels.scorer is None):
                     raise ConfigError(f"task {name} names no evidence to train or evaluate with; remove it from tasks")
-                yield Lesson(name, tokens, example.prompt(readers.template).tokenise(readers.drafter.tokenizer))
+                yield TrainingPrompt(name, tokens, example.prompt(models.template).tokenise(models.drafter.tokenizer))
 
 
-def request_of(readers: Readers, lesson: Lesson, seed: int) -> ScoreRequest:
-    """Return the score request of a lesson, without the tokens after its question."""
-    return without_markup(score_request(readers.drafter, lesson.drafted, seed))
+def request_of(models: TrainingModels, prompt: TrainingPrompt, seed: int) -> ScoreRequest:
+    """Return the score request of a prompt, without the tokens after its question."""
+    return without_markup(score_request(models.drafter, prompt.drafted, seed))
 
 
-def labels_of(readers: Readers, lesson: Lesson, labels: Labels, seed: int) -> Floats:
-    """Return the labels (n,) of a lesson's tokens: 1 for evidence, 0 for the rest."""
-    drafted = lesson.drafted
+def labels_of(models: TrainingModels, prompt: TrainingPrompt, labels: Labels, seed: int) -> Floats:
+    """Return the labels (n,) of a prompt's tokens: 1 for evidence, 0 for the rest."""
+    drafted = prompt.drafted
     if labels.scorer is None:
         return drafted.mask("needle").astype(np.float32)
-    model = readers.drafter
-    prompt = drafted
+    model = models.drafter
+    tokenised = drafted
     if labels.scorer.reads_target:
-        assert readers.target is not None
-        model, prompt = readers.target, drafted.prompt.tokenise(readers.target.tokenizer)
-    scores = labels.scorer.score(score_request(model, prompt, seed)).scores
-    return best_chunks(transfer_scores(scores, prompt.bytes, drafted.bytes), drafted, labels.top)
+        assert models.target is not None
+        model, tokenised = models.target, drafted.prompt.tokenise(models.target.tokenizer)
+    scores = labels.scorer.score(score_request(model, tokenised, seed)).scores
+    return best_chunks(transfer_scores(scores, tokenised.bytes, drafted.bytes), drafted, labels.top)
 
 
 def best_chunks(scores: Floats, drafted: TokenisedPrompt, top: float) -> Floats:
@@ -341,7 +343,7 @@ class Trainer:
     samples by task, which are read when a fit first needs them.
     """
 
-    readers: Readers
+    models: TrainingModels
     plan: TrainPlan
     progress: Progress = lambda done: None
     samples: dict[str, list[Any]] = field(default_factory=dict)
@@ -353,9 +355,9 @@ class Trainer:
             if name in self.samples:
                 continue
             samples = []
-            for number, lesson in enumerate(lessons(self.readers, plan, (name,), held_out=False)):
-                request = request_of(self.readers, lesson, plan.seed + number)
-                labels = labels_of(self.readers, lesson, plan.labels, plan.seed + number)[: len(request.ids)]
+            for number, prompt in enumerate(training_prompts(self.models, plan, (name,), held_out=False)):
+                request = request_of(self.models, prompt, plan.seed + number)
+                labels = labels_of(self.models, prompt, plan.labels, plan.seed + number)[: len(request.ids)]
                 sample = scorer.sample(request, labels, plan.options)
                 samples += [] if sample is None else [sample]  # None: no labelled token in its document
                 self.progress(1)
@@ -363,25 +365,23 @@ class Trainer:
 
     def fit(self, plan: TrainPlan) -> ScorerFile:
         """Fit weights to the training tasks of a plan. ConfigError if none of their prompts has a labelled token."""
-        self.gather(plan.learnt)
-        samples = [sample for name in plan.learnt for sample in self.samples[name]]
+        self.gather(plan.training_tasks)
+        samples = [sample for name in plan.training_tasks for sample in self.samples[name]]
         if not samples:
-            raise ConfigError(
-                "no prompt has a labelled token in its document, so nothing can be trained; use other labels or tasks"
-            )
+            raise ConfigError("no prompt has a labelled token in its document; use other labels or tasks")
         arrays = plan.scorer.fit(samples, plan.options, plan.seed, self.progress)
         facts = {
-            "tasks": list(plan.learnt),
+            "tasks": list(plan.training_tasks),
             "left_out": list(plan.leave_out),
             "labels": str(plan.labels),
             "lengths": list(plan.lengths),
             "prompts": len(samples),
             "seed": plan.seed,
-            "drafter": self.readers.drafter.path.name,
+            "drafter": self.models.drafter.path.name,
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         }
         return ScorerFile(
-            plan.kind, model_key(self.readers.drafter.model), arrays, dataclasses.asdict(plan.options), facts
+            plan.kind, model_key(self.models.drafter.model), arrays, dataclasses.asdict(plan.options), facts
         )
 
     def judge(self, file: ScorerFile, tasks: tuple[str, ...]) -> list[Row]:
@@ -396,11 +396,11 @@ class Trainer:
             path = Path(folder) / "scorer.safetensors"
             file.save(path)
             trained = build_trained(file.kind, str(path))
-            held_out = lessons(self.readers, self.plan, tasks, held_out=True)
-            for (name, tokens), group in groupby(held_out, lambda lesson: (lesson.task, lesson.tokens)):
+            held_out = training_prompts(self.models, self.plan, tasks, held_out=True)
+            for (name, tokens), group in groupby(held_out, lambda prompt: (prompt.task, prompt.tokens)):
                 measures = []
-                for lesson in group:
-                    measures.append((*self._measures(trained, lesson), *self._measures(baseline, lesson)))
+                for prompt in group:
+                    measures.append((*self._measures(trained, prompt), *self._measures(baseline, prompt)))
                     self.progress(2)
                 known = [[value for value in column if np.isfinite(value)] for column in zip(*measures, strict=True)]
                 means = [float(np.mean(column)) if column else None for column in known]
@@ -409,8 +409,8 @@ class Trainer:
                 rows.append(head | dict(zip(names, means, strict=True)))
         return rows
 
-    def _measures(self, scorer: Scorer, lesson: Lesson) -> tuple[float, float]:
-        request, drafted = request_of(self.readers, lesson, self.plan.seed), lesson.drafted
+    def _measures(self, scorer: Scorer, prompt: TrainingPrompt) -> tuple[float, float]:
+        request, drafted = request_of(self.models, prompt, self.plan.seed), prompt.drafted
         # The request ends after the question; the markup that follows it keeps the score 0.
         scores: Floats = np.zeros(len(drafted), np.float32)
         scores[: len(request.ids)] = scorer.score(request).scores
@@ -424,10 +424,10 @@ class Trainer:
 def steps(plan: TrainPlan, leave_one_out: bool) -> int:
     """Return the total number of steps of a training, in units of `Trainer.progress`."""
     judged = len(plan.tasks) * len(plan.lengths) * plan.held_out * 2
-    learnt = len(plan.tasks) if leave_one_out else len(plan.learnt)
+    task_count = len(plan.tasks) if leave_one_out else len(plan.training_tasks)
     fits = 1 + (len(plan.tasks) if leave_one_out else 0)
     times = 2 if leave_one_out else 1
-    return learnt * len(plan.lengths) * plan.n + fits * plan.scorer.rounds(plan.options) + times * judged
+    return task_count * len(plan.lengths) * plan.n + fits * plan.scorer.rounds(plan.options) + times * judged
 
 
 def leave_one_out(trainer: Trainer) -> list[tuple[str, ScorerFile, list[Row]]]:

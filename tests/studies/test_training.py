@@ -21,17 +21,17 @@ from sp.session.loaded import Loaded, embedded, load
 from sp.studies.sweep.sweep import load_sweep
 from sp.studies.training import (
     Labels,
-    Lesson,
-    Readers,
     Trainer,
+    TrainingModels,
+    TrainingPrompt,
     best_chunks,
     file_name,
     labels_of,
     leave_one_out,
-    lessons,
     load_plan,
     steps,
     trained_kinds,
+    training_prompts,
 )
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -56,8 +56,8 @@ def drafter() -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def readers(drafter: Loaded) -> Readers:
-    return Readers(drafter, drafter.tokenizer, drafter.template)
+def models(drafter: Loaded) -> TrainingModels:
+    return TrainingModels(drafter, drafter.tokenizer, drafter.template)
 
 
 def test_a_plan_is_what_the_file_says(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_plan_is_what_the_file_says(tmp_path: Path) -> None:
         "needle": TASKS.build("needle", {"seed": 7}),
         "vt hops=1 shots=0": TASKS.build("vt", {"hops": 1, "shots": 0, "seed": 7}),
     }
-    assert plan.learnt == ("vt hops=1 shots=0",)
+    assert plan.training_tasks == ("vt hops=1 shots=0",)
     assert (plan.options.chunk_size, plan.options.l2, plan.options.neighbours) == (16, 1.0, 1)
     assert str(plan.labels) == "evidence"
     assert plan_of(tmp_path, "kind: lines\ntasks: [{name: needle, seed: 3}]\n").tasks["needle seed=3"].seed == 3
@@ -125,16 +125,16 @@ def test_wrong_data_files_are_one_line(text: str, message: str, tmp_path: Path) 
     assert "data.yaml" in str(caught.value)
 
 
-def test_lessons_are_other_examples_than_those_to_judge_by(readers: Readers, tmp_path: Path) -> None:
+def test_lessons_are_other_examples_than_those_to_judge_by(models: TrainingModels, tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    learnt = list(lessons(readers, plan, plan.learnt, held_out=False))
-    judged = list(lessons(readers, plan, tuple(plan.tasks), held_out=True))
+    learnt = list(training_prompts(models, plan, plan.training_tasks, held_out=False))
+    judged = list(training_prompts(models, plan, tuple(plan.tasks), held_out=True))
     assert [lesson.task for lesson in learnt] == ["needle"] * 2 + ["vt hops=1 shots=0"] * 2
     assert len(judged) == 2
     texts = [lesson.drafted.prompt.text for lesson in learnt + judged]
     assert len(set(texts)) == len(texts)
     for lesson in learnt:
-        labels = labels_of(readers, lesson, Labels(), 0)
+        labels = labels_of(models, lesson, Labels(), 0)
         np.testing.assert_array_equal(labels > 0, lesson.drafted.mask("needle"))
 
 
@@ -143,18 +143,18 @@ def test_an_oracle_labels_its_best_chunks(retriever_drafter: Path, retriever_tar
     drafter, target = load(retriever_drafter, device="cpu"), load(retriever_target, device="cpu")
     task = text_task(900, needles=3)
     prompt = Prompt.from_document(task.document, task.question, None, needle=task.needle)
-    lesson = Lesson("x", 900, prompt.tokenise(drafter.tokenizer))
-    both = Readers(drafter, target.tokenizer, target.template, target)
+    example = TrainingPrompt("x", 900, prompt.tokenise(drafter.tokenizer))
+    both = TrainingModels(drafter, target.tokenizer, target.template, target)
     for labels in (Labels(OracleScorer(), 0.02), Labels(ReadsTarget(), 0.02)):
-        found = labels_of(both, lesson, labels, 0) > 0
-        needle = lesson.drafted.mask("needle")
+        found = labels_of(both, example, labels, 0) > 0
+        needle = example.drafted.mask("needle")
         chunks = np.arange(len(found)) // 32
         assert set(chunks[found]) <= set(chunks[needle])
         assert 1 <= found.sum() <= 64
-    scores = np.zeros(len(lesson.drafted), np.float32)
+    scores = np.zeros(len(example.drafted), np.float32)
     scores[-5:] = 9  # the question, which is no part of the document
     scores[64:96] = 1
-    assert best_chunks(scores, lesson.drafted, 0.001).nonzero()[0].tolist() == list(range(64, 96))
+    assert best_chunks(scores, example.drafted, 0.001).nonzero()[0].tolist() == list(range(64, 96))
 
 
 class ReadsTarget(OracleScorer):
@@ -163,11 +163,13 @@ class ReadsTarget(OracleScorer):
     reads_target = True
 
 
-def test_weights_never_see_the_task_left_out(readers: Readers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_never_see_the_task_left_out(
+    models: TrainingModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without one task the fit is the one of a file that does not name it, to the last bit."""
     plan = plan_of(tmp_path)
     told: list[int] = []
-    trainer = Trainer(readers, plan, told.append)
+    trainer = Trainer(models, plan, told.append)
     found = leave_one_out(trainer)
     assert [name for name, _, _ in found] == ["needle", "vt hops=1 shots=0"]
     for name, file, rows in found:
@@ -176,7 +178,7 @@ def test_weights_never_see_the_task_left_out(readers: Readers, tmp_path: Path, m
         assert [(row["task"], row["left_out"]) for row in rows] == [(name, True)]
     alone = plan_of(tmp_path, DATA.replace("needle, ", ""))
     monkeypatch.setattr(TASKS.class_of("needle"), "example", None)
-    again = Trainer(readers, alone).fit(alone)
+    again = Trainer(models, alone).fit(alone)
     np.testing.assert_array_equal(again.arrays["weight"], found[0][1].arrays["weight"])
     assert np.abs(again.arrays["weight"]).max() > 0
     assert sum(told) <= steps(plan, True)
@@ -253,7 +255,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 @pytest.mark.parametrize("path", sorted((EXPERIMENTS / "scorers").glob("*.yaml")), ids=lambda p: p.name)
 def test_the_data_files_of_the_experiments_are_sound(path: Path) -> None:
-    assert load_plan(path).learnt
+    assert load_plan(path).training_tasks
 
 
 @pytest.mark.parametrize("name", ["leaderboard.yaml", "leaderboard_more.yaml"])
