@@ -244,7 +244,7 @@ def test_a_prompt_of_which_nothing_may_be_left_out_is_read_whole(
 
 def test_a_document_of_which_nothing_is_kept_is_told(pair: Pipeline) -> None:
     """A single line that no budget holds; and without a question there is then nothing to read."""
-    document = "the lazy dog sleeps and " * 80
+    document = "the lazy dog sleeps and " * 40  # below `LONG_LINE`: a longer line is split
     options = replace(OPTIONS, keep_ratio=0.2, scorer="random", selector="lines")
     trace = pair.run(Prompt.from_document(document, "Who sleeps?", pair.target.template), options).answer.trace
     assert len(trace.facts["selection"]) == 1
