@@ -176,7 +176,7 @@ def short_rates() -> list[str]:
         for (path, tokens), speeds in sorted(prefills(SLOWER).items())
         if path == "sm_90a" and ways[1] in speeds
     ]
-    return table(["tokens", "bf16 (tok/s)", "int8 kept (tok/s)"], rows)
+    return table(["tokens", "bf16 (tok/s)", "prequantized int8 (tok/s)"], rows)
 
 
 def attention_rates() -> list[str]:

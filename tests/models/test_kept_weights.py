@@ -147,9 +147,9 @@ assert bound.target.model.arithmetic.kept == kept(bound.target.model) == 0
 def test_what_is_kept_is_let_go_where_memory_is_short_and_the_report_says_so() -> None:
     said = walked(SHORT).splitlines()
     tail = "; attention of runs from 2,049 tokens on"
-    kept = ", kept rounded in 0.03 GiB, 1,100 of 1,100 tokens"
+    kept = ", prequantized in 0.03 GiB, 1,100 of 1,100 tokens"
     assert said[0] == f"target: int8 for 56 of 70 matrices of layers{kept}{tail}"
-    assert said[1].startswith("drafter: int8 for 21 of 35 matrices of layers, kept rounded in 0.0")
+    assert said[1].startswith("drafter: int8 for 21 of 35 matrices of layers, prequantized in 0.0")
     assert said[1].endswith(" GiB, 0 of 511 tokens" + tail)
     assert said[2:] == [
         "target: int8 for 56 of 70 matrices of layers" + tail,

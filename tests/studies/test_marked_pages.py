@@ -97,7 +97,7 @@ def test_figures_of_older_kernels_are_marked_and_say_when_they_were_measured() -
     found = [[cell.strip() for cell in line.split("|")[2:4]] for line in page.splitlines() if line.startswith("| pre")]
     assert found == [["9,000", "1,000"], ["8,000 †", ""], ["7,000 †", ""]]
     assert page.count("\n† ") == 1
-    assert "(measured 2026-11-20 to 2026-11-22, commits abcdef0, fedcba9)" in page
+    assert "† Measured 2026-11-20 to 2026-11-22 (commits abcdef0, fedcba9);" in page
     assert "†" not in fill(f"{part.begin}\n{part.end}", records[:1])
 
 

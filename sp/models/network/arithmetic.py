@@ -154,7 +154,7 @@ class Arithmetic:
         >>> Arithmetic().kind, Arithmetic(precision=Math.INT8).kind, Arithmetic(attention=Math.INT8).kind
         ('bf16', 'int8', 'int8 in attention')
         >>> Arithmetic(precision=Math.INT8, kept=1 << 30).kind
-        'int8 kept'
+        'prequantized int8'
         """
         if self.kept:
             return prequantized_label(str(self.precision))
@@ -166,7 +166,7 @@ class Arithmetic:
         text = str(self.precision) + (
             f" for {self.weights} of {self.matrices} matrices of layers" if self.weights else ""
         )
-        text += f", kept rounded in {self.kept / 2**30:.2f} GiB" if self.kept else ""
+        text += f", prequantized in {self.kept / 2**30:.2f} GiB" if self.kept else ""
         return f"{text}, by auto: {self.reason}" if self.reason else text
 
     def as_dict(self) -> dict[str, Any]:
@@ -283,9 +283,9 @@ def prequantized_label(precision: str) -> str:
     """Return the label of products in `precision` with prequantized weights.
 
     >>> prequantized_label("int8")
-    'int8 kept'
+    'prequantized int8'
     """
-    return f"{precision} kept"
+    return f"prequantized {precision}"
 
 
 def arithmetic(

@@ -51,8 +51,8 @@ def with_age(records: Sequence[Record]) -> list[Record]:
 def with_note(text: str) -> str:
     """Shorten the marks of older figures, and add a note on the dates and commits of their measurement.
 
-    >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1].partition("since ")[2]
-    '(measured 2026-11-20, commit abc1234).'
+    >>> with_note("| 1.2 †[2026-11-20 abc1234] |").splitlines()[-1].partition(";")[0]
+    '† Measured 2026-11-20 (commit abc1234)'
     """
     origins = sorted({(match["date"], match["commit"]) for match in AGE_MARK.finditer(text)})
     if not origins:
@@ -66,7 +66,7 @@ def with_note(text: str) -> str:
         where = f"commits {', '.join(commits)}"
     else:
         where = f"{len(commits)} commits, {commits[0]} the first and {commits[-1]} the last"
-    note = f"{MARK} Older kernels: these, or code that launches them, changed since (measured {when}, {where})."
+    note = f"{MARK} Measured {when} ({where}); the kernels or their launch code have changed since."
     return f"{AGE_MARK.sub(f' {MARK}', text)}\n\n{note}"
 
 
