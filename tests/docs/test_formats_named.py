@@ -16,8 +16,8 @@ NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 def test_the_formats_that_are_missing_are_named() -> None:
     missing = {kind.name for kind in gguf.GGMLQuantizationType if kind not in FORMATS} - NO_WEIGHTS
     readme, models = ((ROOT / path).read_text() for path in ("README.md", "docs/models.md"))
-    named = re.search(r"in every weight format of llama\.cpp but (.*?);", readme)
-    also = re.search(r"Of llama\.cpp's weight formats (.*?) alone is missing", models)
+    named = re.search(r"every weight format but (.*?) \(", readme)
+    also = re.search(r"Of llama\.cpp's weight formats only (.*?) is missing", models)
     assert named is not None
     assert also is not None
     assert set(re.findall(r"`(\w+)`", named[1])) == set(re.findall(r"`(\w+)`", also[1])) == missing
