@@ -205,11 +205,12 @@ def _densities(records: Sequence[Record]) -> list[str]:
     for record in records:
         if record["metrics"].get("density") is not None:
             by_rule[_sparse_text(record["config"])].append(record["metrics"]["density"])
-    parts = []
+    parts: list[str] = []
     for rule, densities in sorted(by_rule.items()):
         bounds = dict.fromkeys(f"{100 * value:.1f}" for value in (min(densities), max(densities)))
         trend = ", more for shorter prompts" if len(bounds) > 1 else ""
-        parts.append(f"{' to '.join(bounds)} % of its attention blocks{rule and ' at' + rule[1:]}{trend}")
+        what = "" if parts else " of its attention blocks"  # once is enough
+        parts.append(f"{' to '.join(bounds)} %{what}{rule and ' at' + rule[1:]}{trend}")
     return [f"The drafter read {'; '.join(parts)}."] if parts else []
 
 
