@@ -95,7 +95,7 @@ async def first_event(events: TicketEvents, precheck: Precheck) -> Event | None:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
                 await loop.run_in_executor(precheck.pool, precheck.check, ticket.job)
-        end = end if ticket.started else loop.time()  # a checked request that waits is accepted at once
+    # Not less for a request that still waits: an idle worker may be about to take it, and to refuse it.
     return await events.next_within(max(0.0, end - loop.time()))
 
 
