@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType
@@ -316,12 +316,13 @@ class Server(uvicorn.Server):
         obeyed.
         """
         self.service.close()
-        if (unfinished := len(self.server_state.tasks)) and not self.should_exit:
-            seconds = self.config.timeout_graceful_shutdown
-            advice = f"{unfinished} request{'s' * (unfinished > 1)} may take up to {seconds} s to end"
-            print(f"sp: stopping; {advice}; press Ctrl-C again to end at once", file=sys.stderr, flush=True)
         self.force_exit = self.should_exit  # true at the second signal
         self.should_exit = True
+        if (unfinished := len(self.server_state.tasks)) and not self.force_exit:
+            seconds = self.config.timeout_graceful_shutdown
+            advice = f"{unfinished} request{'s' * (unfinished > 1)} may take up to {seconds} s to end"
+            with suppress(OSError, ValueError):  # a terminal that is gone must not keep the server alive
+                print(f"sp: stopping; {advice}; press Ctrl-C again to end at once", file=sys.stderr, flush=True)
 
     def serve_on(self, listener: socket.socket) -> None:
         """Serve until a signal, or until `should_exit` is set."""

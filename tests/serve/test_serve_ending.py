@@ -51,3 +51,29 @@ def test_a_second_signal_ends_the_answer_at_work(
     (reply,) = got
     assert reply.status_code == (503 if signals == 2 and not stream else 200)
     assert ("the server is stopping" in reply.text) == (signals == 2)
+
+
+def test_a_server_whose_standard_error_is_closed_ends_too(pair: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line about requests that have not ended cannot be written; the signal is obeyed all the same."""
+    opened, answer = threading.Event(), Sessions.answer
+
+    def waits(*arguments: Any) -> Any:
+        opened.wait(30)
+        return answer(*arguments)
+
+    class Closed:
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(Sessions, "answer", waits)
+    with tool.serving(pair) as running:
+        asked = threading.Thread(target=lambda: web.post(f"{running.url}/v1/chat/completions", json=HELLO))
+        asked.start()
+        tool.until(lambda: running.worker.state["running"] == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", Closed())
+            running.server.handle_exit(signal.SIGTERM, None)
+        assert running.server.should_exit
+        opened.set()
+        asked.join(10)
+    assert not asked.is_alive()
