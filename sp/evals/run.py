@@ -130,7 +130,7 @@ def score_again(pipeline: Pipeline, prompt: TokenisedPrompt, options: RunOptions
     if first is None:
         return pipeline.score(prompt, options)
     scored = pipeline.score(prompt, options, drafted=first.drafted)
-    before = [stage for stage in first.trace.stages if stage.name == request.DRAFTED]
+    before = [stage for stage in first.trace.stages if stage.name == request.TOKENISING]
     return replace(scored, trace=Trace([*before, *scored.trace.stages], facts=scored.trace.facts))
 
 

@@ -94,7 +94,7 @@ class PrefixIndex(Generic[Holder]):
         """Return replicas, best first: the holder of the longest prefix unless it is too busy, then the least busy
         ones.
 
-        `busy`: running requests by replica; replicas with equal load take turns.
+        `busy`: unfinished requests by replica, waiting ones included; replicas with equal load take turns.
         """
         self._turn += 1
         names = list(busy)
@@ -110,8 +110,8 @@ class PrefixIndex(Generic[Holder]):
 
 
 class ConversationRouter(RequestRouter):
-    """Sends a request to the replica that has read the longest prefix of it, and a new one to the least busy
-    replica.
+    """Prefers the replica with the longest cached prefix of a request, unless it is much busier than the least busy
+    one, which also gets requests without a prefix.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:

@@ -30,8 +30,8 @@ from sp.session.result import Answer, OnToken, Scored
 from sp.session.tokenise import Waiting, awaited, once_reading
 from sp.trace import Reporter, Stage, Trace, silent
 
-DRAFTED = "tokenise for drafter"  # name of the stage
-NONE = "is kept; use a larger keep ratio, or a selector with smaller units"
+TOKENISING = "tokenise for drafter"  # name of the stage
+NOTHING_FITS = "is kept; use a larger keep ratio, or a selector with smaller units"
 """End of a message where no unit of a selector fits the budget."""
 
 
@@ -162,7 +162,7 @@ def tokenise_for_drafter(
     """
     if known is not None and reader is target:
         return known
-    with trace.stage(DRAFTED) as stage:
+    with trace.stage(TOKENISING) as stage:
         same = known is not None and reader.same_as(target)
         drafted = known if known is not None and same else prompt.tokenise(reader)
         stage.tokens = len(drafted)
@@ -186,7 +186,7 @@ def score(
     """
     trace, reader = Trace(), pipeline.scoring_model(options)[1]
     if waiting is not None:
-        drafted = awaited(waiting, trace, DRAFTED)
+        drafted = awaited(waiting, trace, TOKENISING)
     elif drafted is None:
         tokenizers = reader.tokenizer, pipeline.target.tokenizer
         drafted = tokenise_for_drafter(prompt.prompt, *tokenizers, trace, prompt)
@@ -312,7 +312,7 @@ def select(
         selection = replace(selection, selected=selection.selected | request.protected, byte_ranges=ranges)
     lines, free = list(selection.notes), ~request.protected
     if free.any() and not selection.selected[free].any():
-        lines.append(f"of {int(free.sum()):,} tokens that may be left out none {NONE}")
+        lines.append(f"of {int(free.sum()):,} tokens that may be left out none {NOTHING_FITS}")
     if lines:
         trace.facts["selection"] = lines
     return scores, selection
@@ -331,7 +331,7 @@ def read(
     """Prefill the selected tokens and decode; if all are selected, they keep their positions in any case."""
     mask, ranges = (selected.selected, selected.byte_ranges) if isinstance(selected, Selection) else (selected, {})
     if len(mask) and not mask.any():
-        raise PromptError(f"none of the {len(mask):,} tokens of the prompt {NONE}")
+        raise PromptError(f"none of the {len(mask):,} tokens of the prompt {NOTHING_FITS}")
     whole, target, pool = bool(mask.all()), pipeline.target, pipeline.memory_manager.cache_pool
     with trace.stage("compress", int(mask.sum())):
         compressed = compress(

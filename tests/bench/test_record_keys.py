@@ -63,7 +63,8 @@ def named(node: ast.AST) -> Iterator[str]:
     found: list[ast.AST] = []
     if isinstance(node, ast.Call):
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        found = [*node.args[:2], *(k.value for k in node.keywords if k.arg == "bench")] if function in KEEP else []
+        found = [k.value for k in node.keywords if k.arg == "bench"] if function in {*KEEP, "append"} else []
+        found += node.args[:2] if function in KEEP else []  # lists have a method append, too
     elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "bench":
         found = [node.value]
     elif isinstance(node, ast.Dict):

@@ -108,7 +108,7 @@ LINE = json.dumps(OWN).encode()
         ("a.jsonl", LINE + b"\n\n[1]\n", "a.jsonl, line 3: not a JSON object"),
         ("a.jsonl", LINE + b'\n{"context": "\xff"}', "a.jsonl, line 2: not UTF-8 text"),
         ("a.jsonl", LINE + b"\n" + b'{"a":' * 10**5, "a.jsonl, line 2: nested too deeply"),
-        ("a.jsonl", LINE + b'\n{"a": ' + b"9" * 5000 + b"}", "a.jsonl, line 2: not a JSON object"),
+        ("a.jsonl", LINE + b'\n{"a": ' + b"9" * 5000 + b"}", "a.jsonl, line 2: not a readable JSON object"),
         ("a.jsonl", b"", "a.jsonl has no examples"),
         ("a.jsonl", b"\n \n", "a.jsonl has no examples"),
         ("a.json", b"[" + LINE + b", 3]", "a.json, record 2: not a JSON object"),

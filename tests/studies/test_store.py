@@ -124,7 +124,7 @@ def test_kill_9_in_the_middle_loses_nothing_finished(
     again = capsys.readouterr()
     assert not stop.value.code, again.err
     assert json.loads(again.out)["already_done"] == len(finished)
-    assert "runs done at one stand" in again.err
+    assert "runs of other commits are reused" in again.err
     assert path.read_bytes().startswith(before)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     closed = [line["run"] for line in lines if line["kind"] == "run"]
