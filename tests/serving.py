@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
@@ -101,7 +100,6 @@ def serving(
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
-        gc.freeze()  # what `conftest.py` had frozen, the server has thawed: the next one would look through all of it
 
 
 def until(condition, seconds: float = 10.0, pause: float = 0.01) -> None:  # type: ignore[no-untyped-def]

@@ -326,14 +326,15 @@ class Server(uvicorn.Server):
 
     def serve_on(self, listener: socket.socket) -> None:
         """Serve until a signal, or until `should_exit` is set."""
-        before = sys.getswitchinterval()
+        before, frozen = sys.getswitchinterval(), gc.get_freeze_count() > 0
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.collect()
         gc.freeze()  # models and modules stay anyway; to scan them in a collection costs a request 50 ms
         try:
             asyncio.run(self._serve_on(listener))
         finally:
-            gc.unfreeze()
+            if not frozen:  # else the objects of whoever froze some before would be scanned again, too
+                gc.unfreeze()
             sys.setswitchinterval(before)
             listener.close()
 
