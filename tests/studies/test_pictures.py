@@ -72,7 +72,7 @@ def test_no_bar_is_cut() -> None:
 
     panel = [record(1, 20.0), record(0.1, 2.0), record(0.05, 1.0)]
     axes = Figure().subplots()
-    ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel))
+    ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel), ())
     ends = {}
     for box in axes.findobj(Rectangle):
         if box is not axes.patch:
@@ -80,10 +80,13 @@ def test_no_bar_is_cut() -> None:
     assert ends == {0: 20.0, 1: 2.0, 2: 1.0}
     assert axes.get_xlim()[1] > 20
     assert ttft_plots.enlarged(panel) == panel[1:]
+    assert "keep 0.1" not in ttft_plots.shared_parts([record(1, 9.0), record(0.1, 2.0), record(0.2, 1.0)])
+    assert "keep 0.1" in ttft_plots.shared_parts([record(1, 9.0), record(0.1, 2.0), record(0.1, 1.0)])
+    assert ttft_plots.shared_parts(panel[:2]) == []
     assert ttft_plots.enlarged(panel[1:]) == []
     assert ttft_plots.enlarged([record(1, 2.0), record(0.1, 1.0)]) == []
     axes = Figure().subplots()
-    ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel), 2.3)
+    ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel), (), 2.3)
     marks = [patch for patch in axes.patches if patch.get_gid() == ttft_plots.BREAK_MARK]
     assert [round(float(mark.get_xy()[:, 1].mean())) for mark in marks] == [0], "the full prefill's bar is broken"  # type: ignore[attr-defined]
     assert max(box.get_x() + box.get_width() for box in axes.findobj(Rectangle)) == pytest.approx(2.3)

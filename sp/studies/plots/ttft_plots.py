@@ -56,16 +56,19 @@ def draw_stages(records: Sequence[Record], path: Path) -> Path:
     columns = 2 if any(enlarged(panel) for panel in panels) else 1
     figure = Figure(figsize=(9.0 + 2.0 * (columns - 1), 0.9 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(panels), columns, squeeze=False, height_ratios=heights)
-    colours = stage_colours(timed)
+    colours, shared = stage_colours(timed), shared_parts(timed)
+    if shared:
+        figure.suptitle(f"all but full prefills: {', '.join(shared)}", fontsize=9, color=INK)
     for line, panel, tokens in zip(grid, panels, lengths, strict=True):
         ordered = sorted(panel, key=lambda r: -r["config"]["keep_ratio"])  # the full prefill is on top
-        _bars(line[0], ordered, colours)
+        _bars(line[0], ordered, colours, shared)
         line[0].set_title(f"{tokens:,} tokens", fontsize=9, loc="left", color=INK)
         if columns > 1:
             compressed = enlarged(ordered)
             line[1].set_visible(bool(compressed))
             if compressed:
-                _bars(line[1], ordered, colours, ROOM * longest(compressed))
+                _bars(line[1], ordered, colours, shared, ROOM * longest(compressed))
+                line[1].tick_params(axis="y", left=False, labelleft=False)  # rows are those of the panel on the left
                 line[1].set_title("enlarged; bars with a gap are longer", fontsize=9, loc="left", color=INK)
     for column in range(columns):
         last = [axes for axes in grid[:, column] if axes.get_visible()][-1]
@@ -136,8 +139,19 @@ def enlarged(panel: Sequence[Record]) -> list[Record]:
     return compressed if compressed and longest(panel) > LONG * longest(compressed) else []
 
 
-def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room: float | None = None) -> None:
-    """Draw one bar per record. A bar longer than `room`, in seconds, is broken there; None breaks none."""
+def shared_parts(records: Sequence[Record]) -> list[str]:
+    """Return the parts that the labels of all compressed records have; none for a single record."""
+    labels = [label_of(record["config"]).split(", ") for record in records if record["config"]["keep_ratio"] < 1]
+    return [part for part in labels[0] if all(part in label for label in labels)] if len(labels) > 1 else []
+
+
+def _bars(
+    axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], shared: Sequence[str], room: float | None = None
+) -> None:
+    """Draw one bar per record. A bar longer than `room`, in seconds, is broken there; None breaks none.
+
+    Parts of labels that are in `shared` are omitted, except of full prefills.
+    """
     room = longest(panel) if room is None else room
     for row, record in enumerate(panel):
         end, total = 0.0, record["metrics"]["ttft_s"]
@@ -157,8 +171,13 @@ def _bars(axes: Axes, panel: Sequence[Record], colours: Mapping[str, str], room:
         if full and record["config"]["keep_ratio"] < 1:
             label += f", {full / total:.1f}x"
         axes.text(end if broken else max(total, end), row, label, va="center", fontsize=8, color=INK)
-    axes.set_yticks(range(len(panel)), [label_of(record["config"]) for record in panel], fontsize=8)
-    axes.set_xlim(0, 1.3 * min(room, longest(panel)))  # room for the text after the longest bar
+    labels = []
+    for record in panel:
+        parts, compressed = label_of(record["config"]).split(", "), record["config"]["keep_ratio"] < 1
+        own = [part for part in parts if not (compressed and part in shared)]
+        labels.append(", ".join(own) or "dense")  # no setting of its own: the drafter reads all blocks
+    axes.set_yticks(range(len(panel)), labels, fontsize=8)
+    axes.set_xlim(0, 1.4 * min(room, longest(panel)))  # room for the text after the longest bar
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
 
