@@ -85,6 +85,10 @@ def proxy(port: int) -> Iterator[str]:
         made[0].close()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        for task in (tasks := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
 
 
 def opened(gate: threading.Event, seconds: float) -> None:
