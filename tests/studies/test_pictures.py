@@ -87,6 +87,10 @@ def test_no_bar_is_cut() -> None:
     assert ttft_plots.enlarged([record(1, 2.0), record(0.1, 1.0)]) == []
     axes = Figure().subplots()
     ttft_plots._bars(axes, panel, ttft_plots.stage_colours(panel), (), 2.3)
+    alike = [record(1, 20.0), record(0.1, 2.0), record(0.1, 1.0)]
+    other = Figure().subplots()
+    ttft_plots._bars(other, alike, ttft_plots.stage_colours(alike), ttft_plots.shared_parts(alike))
+    assert [label.get_text() for label in other.get_yticklabels()] == ["full prefill", "keep 0.1", "keep 0.1"]
     marks = [patch for patch in axes.patches if patch.get_gid() == ttft_plots.BREAK_MARK]
     assert [round(float(mark.get_xy()[:, 1].mean())) for mark in marks] == [0], "the full prefill's bar is broken"  # type: ignore[attr-defined]
     assert max(box.get_x() + box.get_width() for box in axes.findobj(Rectangle)) == pytest.approx(2.3)

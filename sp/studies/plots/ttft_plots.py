@@ -112,15 +112,15 @@ def stage_colours(records: Sequence[Record]) -> dict[str, str]:
     return known | {name: SPARE[i % len(SPARE)] for i, name in enumerate(others)}
 
 
-def label_of(config: Mapping[str, Any]) -> str:
-    """Return the label of a bar: engine, keep ratio, scorer, precision and memory limit."""
+def label_parts(config: Mapping[str, Any]) -> list[str]:
+    """Return the parts of a bar's label: engine, keep ratio, scorer, precision and memory limit."""
     if config.get("engine"):
-        return f"{config['engine']}, full prefill"
+        return [config["engine"], "full prefill"]
     if config["keep_ratio"] == 1:
-        return ", ".join(part for part in ("full prefill", precisions_text(target_alone(config))) if part)
+        return [part for part in ("full prefill", precisions_text(target_alone(config))) if part]
     limit = config.get("vram") and f"in {config['vram']}"
     parts = [f"keep {config['keep_ratio']:g}", config.get("scorer"), attending(config), precisions_text(config), limit]
-    return ", ".join(part for part in parts if part)
+    return [part for part in parts if part]
 
 
 def hatch_of(stage: str) -> str:
@@ -141,7 +141,7 @@ def enlarged(panel: Sequence[Record]) -> list[Record]:
 
 def shared_parts(records: Sequence[Record]) -> list[str]:
     """Return the parts that the labels of all compressed records have; none for a single record."""
-    labels = [label_of(record["config"]).split(", ") for record in records if record["config"]["keep_ratio"] < 1]
+    labels = [label_parts(record["config"]) for record in records if record["config"]["keep_ratio"] < 1]
     return [part for part in labels[0] if all(part in label for label in labels)] if len(labels) > 1 else []
 
 
@@ -173,9 +173,9 @@ def _bars(
         axes.text(end if broken else max(total, end), row, label, va="center", fontsize=8, color=INK)
     labels = []
     for record in panel:
-        parts, compressed = label_of(record["config"]).split(", "), record["config"]["keep_ratio"] < 1
+        parts, compressed = label_parts(record["config"]), record["config"]["keep_ratio"] < 1
         own = [part for part in parts if not (compressed and part in shared)]
-        labels.append(", ".join(own) or "dense")  # no setting of its own: the drafter reads all blocks
+        labels.append(", ".join(own or parts[:1]))  # a row that has no setting of its own is named by its keep ratio
     axes.set_yticks(range(len(panel)), labels, fontsize=8)
     axes.set_xlim(0, 1.4 * min(room, longest(panel)))  # room for the text after the longest bar
     axes.invert_yaxis()
@@ -224,7 +224,7 @@ def _timeline(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
         axes.annotate(text, place, xycoords=("data", "axes fraction"), fontsize=7, color=colour)
     axes.set_ylim(0, top)
     axes.set_ylabel("GiB in use")
-    title = f"{config['prompt_tokens']:,} tokens, {label_of(config)}: first token after"
+    title = f"{config['prompt_tokens']:,} tokens, {', '.join(label_parts(config))}: first token after"
     axes.set_title(f"{title} {record['metrics']['ttft_s']:.3g} s", fontsize=9, loc="left", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
 
