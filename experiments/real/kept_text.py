@@ -103,7 +103,8 @@ def records(pipeline: Pipeline, question: NaturalQuestion, options: Iterable[Run
     for cell in options:
         _, selection = pipeline.select(pipeline.score(prompt, cell), prompt, cell)
         verdict = judge(selection, evidence, token_budget(cell.keep_ratio, len(prompt), int(protected.sum())))
-        names = {name: cell_columns(0, cell)[name] for name in ("scorer", "selector", "keep_ratio")}
+        columns = cell_columns(0, cell, pipeline.target.model.config)
+        names = {name: columns[name] for name in ("scorer", "selector", "keep_ratio")}
         config = {
             "drafter": file_sha256(pipeline.drafter.path), **names, "question": question.id, "asked": question.question,
             "evidence": [f" {GAP} ".join(map(squeezed, question.quotes(places))) for places in question.evidence],

@@ -1,12 +1,13 @@
 """What a window means for kept tokens: loss and planted answers of a model with windows, distance taken three ways.
 
     python experiments/real/windows.py gemma-3-270m.gguf --device cuda --out windows.jsonl
+    python experiments/real/windows.py gemma-3-270m.gguf --texts natural/*.txt --ways position contiguous
     python experiments/real/windows.py --draw windows.jsonl windows.png
 
 `position`: windows hide what stood further away in the whole prompt, as `sp` has it. `token`: they count kept tokens,
 and RoPE keeps the places of the whole prompt. `contiguous`: kept tokens are renumbered, for windows and for RoPE.
-Texts are modules and topics of the standard library; of each the last tokens are predicted, or an answer that was
-hidden in it. Chunks of 32 tokens are kept by the words they share with what comes last, or at random. Rows: nats a
+Texts are modules and topics of the standard library, or files; of each the last tokens are predicted, or an answer that
+was hidden in it. Chunks of 32 tokens are kept by the words they share with what comes last, or at random. Rows: nats a
 token, and of answers whether every token was the likeliest one.
 """
 
@@ -84,18 +85,16 @@ def chosen(ids: list[int], query: list[int], free: int, share: float, how: str, 
     return np.array([0, *(at for i in kept for at in chunks[i]), *range(free, len(ids))])
 
 
-def study(
-    path: Path, device: str, examples: int, tokens: int, shares: list[float], chosen_by: list[str]
-) -> Iterator[dict[str, Any]]:
+def study(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of all texts."""
-    loaded, rng = load(path, device=device), random.Random(5)
-    model = loaded.model
+    loaded, rng, tokens = load(args.model, device=args.device), random.Random(5), args.tokens
+    model, sources = loaded.model, (path.read_text("utf-8") for path in args.texts) if args.texts else texts()
 
     def encode(text: str, framed: bool = False) -> list[int]:
         return [int(token) for token in loaded.tokenizer.encode(text, framed=framed).ids]
 
-    for number, text in enumerate(texts()):
-        if number == examples:
+    for number, text in enumerate(sources):
+        if number == args.examples:
             return
         plain = encode(text, framed=True)[:tokens]
         if len(plain) < tokens:
@@ -119,10 +118,10 @@ def study(
             ends = np.array([0, *range(free, tokens)])
             loss, right = losses(model, array[ends], ends, "position", last)
             yield row | {"way": "nothing kept", "keep": 0.0, "loss": loss, "right": right}
-            for how in chosen_by:
-                for share in shares:
+            for how in args.by:
+                for share in args.keep:
                     places = chosen(whole, asked, free, share, how, rng, fact)
-                    for way in WAYS:
+                    for way in args.ways:
                         loss, right = losses(model, array[places], places, way, last)
                         yield row | {"way": way, "kept by": how, "keep": share, "loss": loss, "right": right}
 
@@ -164,13 +163,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--keep", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.5], help="shares of the tokens")
     parser.add_argument("--by", nargs="+", choices=("words", "random"), default=["words", "random"])
+    parser.add_argument("--texts", type=Path, nargs="+", help="text files instead of the standard library")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--out", type=Path, help="JSON lines to write")
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSONL", "PNG"))
     args = parser.parse_args()
     if args.draw:
         return draw([json.loads(line) for line in args.draw[0].read_text("utf-8").splitlines()], args.draw[1])
     rows = []
-    for row in study(args.model, args.device, args.examples, args.tokens, args.keep, args.by):
+    for row in study(args):
         rows.append(row)
         if args.out:
             with args.out.open("a", encoding="utf-8") as out:

@@ -18,7 +18,7 @@ from sp.config import Option, Tokens, from_mapping
 from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy, read_value
 from sp.session.device_memory import Where
-from sp.session.options import ModelOptions, PlaceOptions, Positions, RunOptions
+from sp.session.options import ModelOptions, PlaceOptions, RunOptions
 
 if TYPE_CHECKING:
     from sp.chat import Thinking
@@ -118,13 +118,10 @@ class RunArguments(RunOptions):
         target.alpha=0.1; repeatable.
     """
 
-    positions: Positions | None = None  # type: ignore[assignment]  # depends on the mapping, see below
     settings: Annotated[list[str], Option(flags=("--set",))] = ()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         built = read_settings(self.scorer, self.selector, self.decode, self.settings)  # type: ignore[arg-type]
-        # text_rejoin tokenises the selected text again: its tokens have no positions of the prompt
-        built["positions"] = self.positions or ("contiguous" if self.mapping == "text_rejoin" else "original")
         for name, value in built.items():
             object.__setattr__(self, name, value)
         super().__post_init__()

@@ -24,7 +24,7 @@ from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.controls import OracleScorer
 from sp.selection import Selection
 from sp.session import Pipeline, RunOptions, Scored
-from sp.session.compress import SelectionDetails, compress
+from sp.session.compress import SelectionDetails, compress, positions_for
 from sp.session.decision import check_context
 
 ROOM = 256  # tokens by which generated text is longer than requested
@@ -90,7 +90,7 @@ def perplexity(
     (share of tokens with the same likeliest prediction) and ``continuation_tokens``.
     """
     report = progress or (lambda done: None)
-    order = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i]))
+    order, config = sorted(range(len(cells)), key=lambda i: scoring_of(cells[i])), pipeline.target.model.config
     for text in texts:
         prompt = pipeline.tokenise(Prompt(text.context))
         ids = pipeline.target.tokenizer.encode(text.continuation, begins=False).ids
@@ -101,7 +101,8 @@ def perplexity(
         }  # fmt: skip
         first = cells[0] if cells else RunOptions()
         full = log_probabilities(pipeline, prompt, np.ones(len(prompt), bool), ids, first)
-        yield head | cell_columns(-1, first) | {"status": "ok"} | _results(full, full, ids, len(prompt), len(prompt))
+        columns, size = cell_columns(-1, first, config) | {"status": "ok"}, len(prompt)
+        yield head | columns | _results(full, full, ids, size, size)
         report(1)
         scored: Scored | None = None
         scoring = ""
@@ -109,7 +110,7 @@ def perplexity(
             options = seeded(cells[index], text.id)
             if scoring != scoring_of(options):
                 scoring, scored = scoring_of(options), None
-            row = head | cell_columns(index, cells[index])
+            row = head | cell_columns(index, cells[index], config)
             if isinstance(options.scorer, OracleScorer):
                 yield row | {"status": "no_needle"} | dict.fromkeys(RESULTS)
             else:
@@ -131,7 +132,8 @@ def log_probabilities(
     target, whole = pipeline.target, bool(selection.all())
     compressed = compress(
         prompt, selection, target.tokenizer,
-        "original" if whole else options.positions, "byte_span" if whole else options.mapping,
+        "original" if whole else positions_for(options, target.model.config),
+        "byte_span" if whole else options.mapping,
         SelectionDetails(byte_ranges, options.mark_omitted, options.selector.whole),
     )  # fmt: skip
     cache = target.model.new_cache(len(compressed.ids) + len(ids), options.kv, rotate=options.rotate)

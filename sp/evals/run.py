@@ -20,11 +20,13 @@ from sp.evals.base import WITHOUT, Count, Example
 from sp.evals.matches import Evidence, EvidenceRecall, evidence_recall, score_answer
 from sp.gguf import Tokenizer
 from sp.json_lines import ATOM, check, parse_object
+from sp.models import ModelConfig
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
 from sp.selection import SELECTORS
 from sp.session import Answer, Pipeline, RunOptions, Scored, request
+from sp.session.compress import with_positions
 from sp.session.decision import check_context
 from sp.trace import Trace
 
@@ -173,7 +175,7 @@ class ExampleRun:
             "example": self.example.id,
             "tokens_asked": self.example.tokens,
             "prompt_tokens": len(self.prompt),
-            **cell_columns(index, options),
+            **cell_columns(index, options, self.pipeline.target.model.config),
             "status": "ok",
             "expected": list(self.example.answers),
             "depth": None,
@@ -216,8 +218,9 @@ def counter(tokenizer: Tokenizer) -> Count:
     return lambda text: len(tokenizer.encode(text))
 
 
-def cell_columns(index: int, options: RunOptions) -> Row:
-    """Return the columns of a cell; index -1 is the full prefill."""
+def cell_columns(index: int, options: RunOptions, target: ModelConfig) -> Row:
+    """Return the columns of a cell, with what `auto` means for the target; index -1 is the full prefill."""
+    options = with_positions(options, target)
     columns = {
         "cell": index,
         "scorer": label(SCORERS, options.scorer),

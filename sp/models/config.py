@@ -245,6 +245,11 @@ class ModelConfig:
         """Indices of the layers that keep a recurrent state."""
         return tuple(i for i, kind in enumerate(self.kinds) if kind == "delta")
 
+    @cached_property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """Attention layers with a window."""
+        return tuple(layer for layer in self.attention_layers if self.window_of(layer) is not None)
+
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer in tokens; None for full attention."""
         return self.windows[layer] if self.windows else None

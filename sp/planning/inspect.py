@@ -225,13 +225,13 @@ def family(config: ModelConfig) -> dict[str, Any]:
 
 def windows(config: ModelConfig) -> dict[str, Any] | None:
     """Return the tokens of the sliding window, the number of layers that have it, and their RoPE base; None without."""
-    window_layers = [layer for layer in config.attention_layers if config.windows and config.windows[layer] is not None]
-    if not window_layers:
+    if not config.windowed_layers:
         return None
+    first = config.windowed_layers[0]
     return {
-        "tokens": config.windows[window_layers[0]],
-        "layers": len(window_layers),
-        "rope_base": config.rope_of(window_layers[0]).base,
+        "tokens": config.window_of(first),
+        "layers": len(config.windowed_layers),
+        "rope_base": config.rope_of(first).base,
     }
 
 

@@ -101,6 +101,7 @@ def _family(family: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if (window := family["windows"]) is not None:
         layers = f"{window['layers']} of {family['attention_layers']} layers"
         yield "windows", f"{layers} see {window['tokens']:,} tokens back; rope base {window['rope_base']:g} there"
+        yield "", "as a target: selected tokens get contiguous positions (--positions original for their own)"
     if (others := family["global_heads"]) is not None:
         sizes = f"{family['kv_heads']} kv heads of {family['head_dim']} values where layers have a window"
         yield "heads", f"{sizes}, {others['kv_heads']} of {others['head_dim']} elsewhere"

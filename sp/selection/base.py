@@ -44,6 +44,11 @@ class SelectionRequest:
         Tokens of a chunk where a selector has no chunk size of its own; see `sp.scoring.Importance.fineness`.
     prepared : object, optional
         The result of `Selector.prepare` for the same text, if it was computed before the scores were known.
+
+    Attributes
+    ----------
+    budget : int
+        Tokens that may be kept in all, including the protected ones.
     """
 
     scores: Floats
@@ -54,21 +59,19 @@ class SelectionRequest:
     segments: tuple[Segment, ...] = ()
     fineness: int = 32
     prepared: object = None
+    budget: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_keep_ratio(self.keep_ratio)
         if self.characters is not None:
             object.__setattr__(self, "protected", with_characters(self.protected, self.characters))  # frozen
+        budget = token_budget(self.keep_ratio, len(self.scores), int(self.protected.sum()))
+        object.__setattr__(self, "budget", budget)
 
     @cached_property
     def characters(self) -> Ints | None:
         """First of the tokens that share a character, for each token (n,); None if no token splits a character."""
         return None if self.spans is None or self.text.isascii() else character_starts(self.text, self.spans)
-
-    @property
-    def budget(self) -> int:
-        """Tokens that may be kept in all, including the protected ones."""
-        return token_budget(self.keep_ratio, len(self.scores), int(self.protected.sum()))
 
 
 ByteRanges = Mapping[int, tuple[tuple[int, int], ...]]  # ranges [start, end) of the text by token

@@ -11,10 +11,11 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.gguf import Tokenizer
+from sp.models import ModelConfig
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
 from sp.prompt.spans import without
 from sp.selection import ByteRanges, SelectionRequest
-from sp.session.options import Mapping, Positions
+from sp.session.options import Mapping, Positions, RunOptions
 from sp.structure import json_values
 
 
@@ -93,6 +94,29 @@ class CompressedPrompt:
     ids: Ints
     positions: Ints
     next_position: int
+
+
+def positions_for(options: RunOptions, target: ModelConfig) -> Positions:
+    """Return the positions of selected tokens for a target.
+
+    A sliding window is a number of positions, so at original ones it hides selected text that is far away.
+
+    Examples
+    --------
+    >>> from sp.models.synthetic.shapes import find_shape
+    >>> [positions_for(RunOptions(), find_shape(name).config) for name in ("gemma-3-270m", "qwen3-0.6b")]
+    ['contiguous', 'original']
+    """
+    if options.positions != "auto":
+        return options.positions
+    if options.mapping == "text_rejoin":
+        return "contiguous"  # tokens of text that is encoded again have no positions in the prompt
+    return "contiguous" if target.windowed_layers and options.state_gaps == "compact" else "original"
+
+
+def with_positions(options: RunOptions, target: ModelConfig) -> RunOptions:
+    """Return the options with positions `auto` decided for a target."""
+    return replace(options, positions=positions_for(options, target))
 
 
 def compress(

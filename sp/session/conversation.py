@@ -18,6 +18,7 @@ from sp.keywords import names_keywords
 from sp.prompt import Prompt
 from sp.prompt.prompt import prompt_of
 from sp.session import request
+from sp.session.compress import with_positions
 from sp.session.disk.contents import RecordData, changes_of, put
 from sp.session.disk.records import Array
 from sp.session.memory import Slots
@@ -71,7 +72,7 @@ class Conversation:
         *,
         vocabularies: Vocabularies | None = None,
     ) -> None:
-        self.pipeline, self.options = pipeline, options or RunOptions()
+        self.pipeline, self.options = pipeline, with_positions(options or RunOptions(), pipeline.target.model.config)
         self.memory = memory or ConversationOptions()
         pipeline.ready(self.options, keys=self.memory.keys)
         tokens = vocabularies or Vocabularies(pipeline.target, pipeline.drafter)

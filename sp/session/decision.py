@@ -24,6 +24,7 @@ from sp.prompt.spans import with_characters
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import token_budget
+from sp.session.compress import positions_for
 from sp.session.device.memory_manager import MemoryManager
 from sp.session.loaded import Loaded
 from sp.session.measured import BreakEven, find_break_even
@@ -203,8 +204,9 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protect
     PromptError if it fits in no way that the options allow; the message names the remedy.
     """
     new, context = options.max_new_tokens, target.model.config.context
+    positions = positions_for(options, target.model.config)
     if tokens + new <= context:
-        return Fit(True, options.positions)
+        return Fit(True, positions)
     over, selected = _over(target, tokens, new), token_budget(options.keep_ratio, tokens, protected)
     if not drafter or options.compress == "off":
         help_ = "compress the prompt with a drafter, shorten it or lower --max-new-tokens"
@@ -220,7 +222,7 @@ def fit(target: Loaded, tokens: int, options: RunOptions, drafter: bool, protect
     # Contiguous positions would hide the gaps that this option treats.
     if options.state_gaps != "compact":
         raise TooLongError(f"{over}, and state_gaps {options.state_gaps} needs their original positions; omit it")
-    where = ", at contiguous positions" if options.positions == "original" else ""
+    where = ", at contiguous positions" if positions == "original" else ""
     return Fit(
         False, "contiguous", f"{over}: it reads only the selected tokens{where}, and no full prefill is possible"
     )
@@ -377,10 +379,11 @@ def plan_request(
     target, budget = pipeline.target, pipeline.memory_manager.budget
     drafter = pipeline.drafter.model.config if pipeline.drafter else None
     scorer = options.scorer.resolve(target.model.device, len(prompt))
-    window, protected = Fit(True, options.positions), prompt.mask("protected")
+    positions = positions_for(options, target.model.config)
+    window, protected = Fit(True, positions), prompt.mask("protected")
     if present is None:
         window = fit(target, len(prompt), options, drafter is not None, int(protected.sum()))
-        if (scorer, window.positions) != (options.scorer, options.positions):
+        if (scorer, window.positions) != (options.scorer, positions):
             options = replace(options, scorer=scorer, positions=window.positions)
     else:
         protected = fixed(prompt, len(present))
@@ -405,7 +408,7 @@ def plan_request(
     )
     most = token_budget(options.keep_ratio, n, must) if decision.activated else n
     cached = most + (0 if present is None else int(present.sum()))
-    end = len(prompt) if options.positions == "original" else cached  # position after the last token
+    end = len(prompt) if positions == "original" else cached  # position after the last token
     if present is not None and end + options.max_new_tokens > target.model.config.context:
         raise over(target, end, options)
     if budget is not None:
@@ -418,7 +421,8 @@ def plan_request(
 
 def over(target: Loaded, end: int, options: RunOptions) -> TooLongError:
     """Return the error for a transcript that does not fit the window."""
-    other = "use positions contiguous" if options.positions == "original" else "lower --keep-ratio"
+    contiguous = positions_for(options, target.model.config) == "contiguous"
+    other = "lower --keep-ratio" if contiguous else "use positions contiguous"
     return TooLongError(
         f"the transcript ends at position {end} and the answer has up to {options.max_new_tokens} tokens, but "
         f"{target.path.name} has a context of {target.model.config.context}; shorten the transcript, or {other}",

@@ -45,6 +45,7 @@ else:
 
 Compress = Literal["auto", "always", "off"]
 Positions = Literal["original", "contiguous"]
+PositionsOption = Literal["auto", "original", "contiguous"]
 Mapping = Literal["byte_span", "text_rejoin"]
 BY_NAME: dict[str, Registry[Any]] = {"scorer": SCORERS, "selector": SELECTORS, "decode": DECODERS}
 """Options that are strategies, with the registries of their names."""
@@ -128,9 +129,10 @@ class RunOptions:
         Compress prompts always, never, or with auto if the predicted cost is below that of the full prefill.
     threshold : int
         With auto, prompts of fewer tokens are never compressed.
-    positions : {"original", "contiguous"}
-        Positions of selected tokens: those in the prompt, or 0, 1, 2, ...; always contiguous for a prompt longer than
-        the target's window.
+    positions : {"auto", "original", "contiguous"}
+        Positions of selected tokens: those in the prompt (original), or 0, 1, 2, ... (contiguous). auto is contiguous
+        for a target with sliding windows and for text_rejoin, else original. Always contiguous for a prompt longer than
+        the target's context.
     mapping : {"byte_span", "text_rejoin"}
         From drafter to target: byte_span selects the target tokens that share bytes with the drafter's important ones;
         text_rejoin joins the selected text and encodes it again, which implies contiguous positions (cross-family
@@ -177,7 +179,7 @@ class RunOptions:
     selector: ByName[Selector] = "top_chunks"  # type: ignore[assignment]
     compress: Compress = "auto"
     threshold: Annotated[ByName[Tokens], Option(least=0)] = 0  # type: ignore[assignment]
-    positions: Annotated[Positions, Option(fixed=True)] = "original"
+    positions: Annotated[PositionsOption, Option(fixed=True)] = "auto"
     mapping: Annotated[Mapping, Option(fixed=True)] = "byte_span"
     mark_omitted: bool = False
     kv: Annotated[ByName[KVType], Option(fixed=True)] = USUAL  # type: ignore[assignment]
@@ -207,7 +209,7 @@ class RunOptions:
             raise ConfigError(
                 "speculative decoding needs dense attention in the target; omit target.alpha or use decoder greedy"
             )
-        if self.state_gaps != "compact" and (self.positions != "original" or self.target_sparse is not None):
+        if self.state_gaps != "compact" and (self.positions == "contiguous" or self.target_sparse is not None):
             raise ConfigError(
                 f"state_gaps {self.state_gaps} needs positions original and dense attention in the target"
             )

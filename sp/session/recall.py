@@ -17,7 +17,7 @@ from sp.scoring import PrefixKeys
 from sp.selection import Selection, token_budget
 from sp.selection.ranking import Constrained, sentence_bounds
 from sp.session.answer import PrefilledAnswer, Progress
-from sp.session.compress import SelectedTokens, selection_request
+from sp.session.compress import SelectedTokens, positions_for, selection_request
 from sp.session.decision import ModelPair, over
 from sp.session.loaded import Loaded
 from sp.session.memory import DrafterMemory, Slots, TargetMemory, TurnPlan, message_ends, message_starts
@@ -368,7 +368,8 @@ class Recollection:
         if self.recalling and scored is not None and scores is not None:
             fineness = scored.importance.fineness
             self.runs, self.threshold = choose_recalled(scores, prompt, self.present, options, memory.options, fineness)
-        planner = Planner(self.old, prompt.ids, self.decided, tokens, options.positions)
+        positions = positions_for(options, target.model.config)
+        planner = Planner(self.old, prompt.ids, self.decided, tokens, positions)
         self.plan = lay_out(planner, prompt, self.runs, memory.options.recall, target, options, memory.target.cost)
         self.cost = memory.target.cost(self.plan)
         return partial(memory.target.begin, self.plan, prompt.ids, message_ends(prompt), options)

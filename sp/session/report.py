@@ -22,6 +22,7 @@ from sp.scoring import SCORERS, Scorer
 from sp.scoring.attention.heads import LAST_QUERIES, CalibratedScorer, retrieval_of
 from sp.scoring.base import AutoScorer, ModelFreeScorer, ReadingScorer
 from sp.scoring.trained.late_interaction import LateInteractionScorer
+from sp.session.compress import positions_for
 from sp.session.loaded import Loaded
 from sp.session.options import RunOptions
 from sp.session.result import Scored
@@ -36,13 +37,17 @@ def report_facts(
     scored: Scored | None,
     stages: Sequence[Stage],
     others: Mapping[str, object],
+    selects: bool = False,
 ) -> dict[str, object]:
-    """Return facts of a run's trace by name, without empty ones."""
+    """Return facts of a run's trace by name, without empty ones; `selects`: tokens of the prompt were left out."""
     facts = {
         "drafter": [f"{plain(drafter.path.stem)}, {drafter.chosen}"] if drafter and drafter.chosen else [],
         "repacked": repacked_lines(target, drafter, draft),
         "math": precision_lines(target, drafter, options.scorer, stages, options.state_gaps),
-        "positions": position_lines(target, drafter, options.scorer, scored),
+        "positions": [
+            *placement_lines(target, options, selects),
+            *position_lines(target, drafter, options.scorer, scored),
+        ],
         "retrieval": [] if scored is None else retrieval_lines(drafter, options.scorer, scored),
         "launches": launch_lines(drafter, scored),
         **others,
@@ -139,6 +144,16 @@ def calibrated_line(drafter: Loaded) -> str:
     return (
         line if retrieval.measured else f"{line}; sp calibrate {plain(drafter.path.name, 60)} measures which retrieve"
     )
+
+
+def placement_lines(target: Loaded, options: RunOptions, selects: bool) -> list[str]:
+    """Return a line on the positions of selected tokens where sliding windows depend on them."""
+    config = target.model.config
+    if not selects or not config.windowed_layers:
+        return []
+    count = f"{len(config.windowed_layers)} of {len(config.attention_layers)}"
+    windows = f"{count} layers attend in a window of {config.window_of(config.windowed_layers[0]):,} positions"
+    return [f"target: selected tokens have {positions_for(options, config)} positions; {windows}"]
 
 
 def position_lines(target: Loaded, drafter: Loaded | None, scorer: Scorer, scored: Scored | None) -> list[str]:

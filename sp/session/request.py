@@ -20,7 +20,7 @@ from sp.scoring import Importance, PrefixKeys, ScoreRequest
 from sp.scoring.base import ModelFreeScorer
 from sp.selection import Selection
 from sp.session.answer import PrefilledAnswer, Progress, begin, begin_on_gpus, target_line
-from sp.session.compress import SelectionDetails, compress, selection_request
+from sp.session.compress import SelectionDetails, compress, positions_for, selection_request
 from sp.session.decision import ModelPair, RequestPlan, check_scoring, may_be_over, plan_request
 from sp.session.loaded import Loaded, gpus_line
 from sp.session.options import RunOptions
@@ -102,8 +102,9 @@ def answer(
     facts = {"cards": gpus, "window": plan.fit.note, "residency": pipeline.memory_manager.report(start)}
     facts["dropped"] = dropped_lines(tokenised, scored, 0 if turn is None else turn.since)
     trace.facts |= report_facts(
-        pipeline.target, pipeline.drafter, pipeline.speculator, options, scored, trace.stages, facts
-    )
+        pipeline.target, pipeline.drafter, pipeline.speculator, options, scored, trace.stages, facts,
+        selects=selection is not None and not selection.selected.all(),
+    )  # fmt: skip
     if scored is not None and memory is not None and memory.drafter is not None and memory.drafter.forgotten:
         trace.facts["positions"] = [*trace.facts.get("positions", ()), *memory.drafter.forgotten]
     whole = answered if full and plan.fit.whole else None
@@ -336,7 +337,7 @@ def read(
     with trace.stage("compress", int(mask.sum())):
         compressed = compress(
             *(prompt, mask, target.tokenizer),
-            "original" if whole else options.positions,
+            "original" if whole else positions_for(options, target.model.config),
             "byte_span" if whole else options.mapping,
             SelectionDetails(ranges, options.mark_omitted, options.selector.whole),
         )

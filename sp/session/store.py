@@ -11,6 +11,7 @@ from sp import __version__
 from sp.errors import ConfigError, PromptError
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.calibration.record import file_sha256
+from sp.session.compress import with_positions
 from sp.session.conversation import Conversation
 from sp.session.decision import check_context
 from sp.session.disk.records import DamagedError
@@ -118,7 +119,7 @@ class Conversations:
 
         Options of the run and `memory`, which replaces the options of all, are part of a conversation's identity.
         """
-        start = time.perf_counter()
+        start, options = time.perf_counter(), with_positions(options, self.pipeline.target.model.config)
         tokenised = self._tokens.target(prompt)
         ends = message_ends(tokenised)
         least = min(int(ends[0]) if len(ends) else LEAST, len(tokenised) - 1)

@@ -24,6 +24,7 @@ from sp.session.compress import selection_request
 from sp.session.decision import fixed
 
 ARCHS = ("qwen3", "qwen35")
+WINDOW = 16  # positions that the first layer of a small gemma3 sees
 WORDS = [a + b for a in ("ra", "mo", "ti", "sel", "do", "ke") for b in ("n", "lo", "sta", "vi", "p", "ru", "x")]
 
 
@@ -35,6 +36,8 @@ def small(arch: str, text_tokens: int) -> ModelShape:
     sizes |= (
         {"rope": Rope(1e6, 64)} if config.delta is None else {"rope": Rope(1e6, 32), "delta": DeltaConfig(1, 2, 128, 4)}
     )
+    if config.windows:  # shorter than a turn
+        sizes |= {"windows": (WINDOW, None), "local_rope": Rope(1e4, 64)}
     return ModelShape("small", replace(config, **sizes), tied=config.delta is None, text_tokens=text_tokens)
 
 

@@ -12,8 +12,10 @@ from board_records import NEW, OLD, row, rows, write_sweep
 from sp import cli
 from sp.errors import ConfigError
 from sp.evals.summary import paired_difference, wilson
+from sp.session.loaded import embedded
 from sp.studies.board.entries import Board, BoardEntry, command_of, read_board
 from sp.studies.board.html import commands, matrices
+from sp.studies.sweep.provenance import files_sha256
 
 
 def one(board: Board, **wanted: object) -> BoardEntry:
@@ -115,6 +117,17 @@ def test_commands_say_what_differs(given: dict[str, object], words: list[str]) -
     assert [word for word in words if word not in said] == []
     assert said[4] in ("needle", "vt")
     assert said[-4:] == ["--target", "target.gguf", "--drafter", "drafter.gguf"], "it is not the embedded pair"
+
+
+def test_commands_repeat_positions_whatever_the_windows_of_the_target() -> None:
+    """Of a target that is not embedded it is not known whether `auto` would be original."""
+    command = command_of(row("tail", 0, 1), ["needle"], 9, OLD)
+    assert "--positions original" in command
+    embedded_pair = {"target": {"sha256": files_sha256([embedded("target")]), "file": "target.gguf"}}
+    assert "--positions" not in command_of(row("tail", 0, 1), ["needle"], 9, embedded_pair)
+    assert "--positions contiguous" in command_of(
+        row("tail", 0, 1) | {"positions": "contiguous"}, ["needle"], 9, embedded_pair
+    )
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ class NaturalRun:
             "depth": round(question.depth, 4),
             "needed_places": len(question.evidence[0]),
             "answered": self.answers,
-            **cell_columns(index, cell),
+            **cell_columns(index, cell, self.pipeline.target.model.config),
             **thinking_facts(self.thinking),
         }
 

@@ -337,7 +337,8 @@ class TurnsRun:
 
     def keys(self, way: str, place: int, cell: RunOptions, examples: Sequence[Any]) -> list[Key]:
         """Return the keys of the rows of one method with one cell of options."""
-        columns = cell_columns(place, cell) | {"way": way} | thinking_facts(self.thinking)
+        columns = cell_columns(place, cell, self.pipeline.target.model.config)
+        columns |= {"way": way} | thinking_facts(self.thinking)
         return [key_of(columns | {"example": example.id}) for example in examples]
 
     def completed(self, row: Row, way: str, missing: Sequence[tuple[int, RunOptions]]) -> Row:

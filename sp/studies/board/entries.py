@@ -150,16 +150,20 @@ def command_of(row: Row, tasks: Sequence[str], n: int, models: Mapping[str, Mapp
     words += ["--scorer", scorer]
     words += [] if selector == "top_chunks" else ["--selector", selector]
     words += ["--keep-ratio", "0.05" if full else f"{row['keep_ratio']:g}", "--no-controls"]
+    roles = [role for role in ("target", "drafter") if role in models]
+    own = {role for role in roles if models[role]["sha256"] != files_sha256([embedded(role)])}
+    # The embedded target has no windows, so its positions are original by default; those of others are not known here.
+    defaults = DEFAULTS if "target" in own else DEFAULTS | {"positions": "original"}
     for name in () if full else WITH_OPTION:
-        if row.get(name, DEFAULTS[name]) != DEFAULTS[name]:
+        if row.get(name, defaults[name]) != defaults[name]:
             words += [f"--{name.replace('_', '-')}", str(row[name])]
     rotated = None if full else row.get("rotate")
     if rotated is not None and rotated != rotates(row.get("kv", DEFAULTS["kv"]), None):
         words.append(ROTATED[rotated])
-    for role in ("target", "drafter"):
-        if role in models and models[role]["sha256"] != files_sha256([embedded(role)]):
+    for role in roles:
+        if role in own:
             words += [f"--{role}", models[role]["file"]]
-        if role in models and "rope" in models[role]:
+        if "rope" in models[role]:
             words += [f"--{role}-rope", models[role]["rope"]]
     return one_line(words)
 

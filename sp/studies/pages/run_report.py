@@ -16,6 +16,7 @@ from sp.page.heat import HeatMap, Place, overview
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
 from sp.prompt.heat import KINDS, LEVELS, edges, kinds, text_of
 from sp.session import Answer, Pipeline, RunOptions, RunResult
+from sp.session.compress import positions_for
 from sp.trace import Trace, write_atomic
 
 
@@ -113,6 +114,7 @@ def why(result: RunResult) -> str:
 def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:
     """Return the trace to save: stages, facts, spans and arrays of the run."""
     run_facts = result.answer.trace.facts
+    decided = {"rotate": options.rotated, "positions": positions_for(options, pipeline.target.model.config)}
     trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
     trace.facts |= {
         "target": pipeline.target.describe(),
@@ -120,7 +122,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "draft": pipeline.speculator.describe() if pipeline.speculator else None,
         "options": {
             name: value if isinstance(value, str | int | float | None) else repr(value)
-            for name, value in (vars(options) | {"rotate": options.rotated}).items()
+            for name, value in (vars(options) | decided).items()
             if name != "sparse"  # the target's is in target_sparse, the drafter's in the scorer
         },
         "spans": [

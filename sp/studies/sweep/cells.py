@@ -24,8 +24,8 @@ DEFAULTS = {
     option.name: option.default
     for option in fields(RunOptions)
     if option.name in (*COLUMNS, "decode") and option.name != "keep_ratio"
-}
-"""Defaults of the options that become part of a strategy's name where they differ."""
+} | {"positions": "original"}
+"""Defaults of the options that become part of a strategy's name where they differ; rows have no positions `auto`."""
 
 
 @dataclass(frozen=True)

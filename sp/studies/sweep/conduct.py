@@ -29,7 +29,7 @@ from sp.studies.sweep.executor import ActorPool, GPUPool, Outcome, RunWorker, ru
 from sp.studies.sweep.provenance import PairFacts, pair_facts
 from sp.studies.sweep.reuse import EarlierCells, files_of
 from sp.studies.sweep.store import Store, SweepResults, check_cells, read_results, result_files, session_line
-from sp.studies.sweep.sweep import Pair, Run, Sweep, config_hash
+from sp.studies.sweep.sweep import Pair, Run, Sweep, SweepCell, config_hash, distinct
 
 
 @dataclass(frozen=True)
@@ -208,15 +208,18 @@ def make_plan(sweep: Sweep, only: str | None = None, shard: Shard | None = None,
     facts = {pair: pair_facts(pair) for pair in {run.pair for run in sweep.runs}}
     device = pick_device(sweep.device)
     by_hash: dict[str, SweepJob] = {}  # a file, or --set, may name the same run twice
+    resolved: dict[tuple[int, Pair], tuple[SweepCell, ...]] = {}  # runs of a task and a pair share their cells
     for run in sweep.runs:
-        pair = facts[run.pair]
+        pair, key = facts[run.pair], (id(run.cells), run.pair)
+        if key not in resolved:
+            resolved[key] = distinct(cell.resolve(pair.target) for cell in run.cells)
         # Task natural is exempt: few of its prompts are read in full.
         if run.tokens > pair.target.context and not isinstance(run.spec.task, NaturalTask):
             raise ConfigError(
                 f"{run.label}: {run.tokens} tokens do not fit {pair.models['target']['file']}, whose context is "
                 f"{pair.target.context}"
             )
-        job = make_job(run, pair)
+        job = make_job(replace(run, cells=resolved[key]), pair)
         by_hash.setdefault(job.hash, job)
     jobs = list(by_hash.values())
     if shard is not None:

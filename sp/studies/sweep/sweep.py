@@ -29,10 +29,12 @@ from sp.evals.run import label as strategy_label
 from sp.evals.run import thinking_facts
 from sp.hub import model_path
 from sp.keywords import present_name
+from sp.models import ModelConfig
 from sp.plugins import find_plugin
 from sp.scoring import Scorer
 from sp.scoring.base import ReadingScorer
 from sp.session import RunOptions
+from sp.session.compress import with_positions
 from sp.session.loaded import default_drafter, embedded
 from sp.session.options import BY_NAME, ModelOptions
 from sp.studies.sweep.config_values import (
@@ -117,6 +119,11 @@ class SweepCell:
 
     options: RunOptions
     config: Mapping[str, Any]
+
+    def resolve(self, target: ModelConfig) -> SweepCell:
+        """Return the cell with positions `auto` decided for a target: a hash has what was computed."""
+        options = with_positions(self.options, target)
+        return SweepCell(options, {**self.config, "positions": options.positions})
 
 
 @dataclass(frozen=True)
@@ -284,7 +291,7 @@ def part_runs(part: Mapping[str, ConfigValue], file: str, full: bool) -> Iterato
     @cache  # all pairs, lengths and blocks of a task share its cells
     def cells_of(task: str) -> tuple[SweepCell, ...]:
         cells = (make_cell(for_task(combination, task), part["cells"]) for combination in cell_combinations)
-        return tuple({config_hash(cell.config): cell for cell in cells}.values())  # `--set` can make cells equal
+        return distinct(cells)  # `--set` can make cells equal
 
     for pair in pairs:
         for task_combination in _combinations(part, "tasks"):
@@ -294,6 +301,11 @@ def part_runs(part: Mapping[str, ConfigValue], file: str, full: bool) -> Iterato
                 yield dataclasses.replace(
                     run, part=name, pair=with_speculator(complete_pair, speculates, part["cells"])
                 )
+
+
+def distinct(cells: Iterable[SweepCell]) -> tuple[SweepCell, ...]:
+    """Return the cells without those that equal an earlier one."""
+    return tuple({config_hash(cell.config): cell for cell in cells}.values())
 
 
 def _combinations(entries: Mapping[str, ConfigValue], section: str) -> list[Combination]:
