@@ -53,39 +53,46 @@ def answer(url: str, question: NaturalQuestion) -> dict[str, Any]:
     return {"ttft_s": pieces[0][0], "right": int(right), "said": said, **pieces[0][2]}
 
 
+def metrics_of(rows: list[dict[str, Any]], direct: list[dict[str, Any]], *, times: bool) -> dict[str, Any]:
+    """Right answers of a server with a 95 % interval, those also right directly, and its times where they count."""
+    right = sum(row["right"] for row in rows)
+    low, high = wilson(right, len(rows))
+    both = sum(a["right"] and b["right"] for a, b in zip(direct, rows, strict=True))
+    metrics = {"right": right, "n": len(rows), "low": low, "high": high, "right_in_both": both}
+    if times:
+        ratio = median(a["ttft_s"] / b["ttft_s"] for a, b in zip(direct, rows, strict=True))
+        metrics |= {"ttft_s": median(row["ttft_s"] for row in rows), "times_faster": ratio}
+    return metrics
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", type=Path)
     parser.add_argument("servers", nargs="+", help="NAME=ADDRESS, the first is what the others are compared with")
     parser.add_argument("-n", type=int, help="questions, spread over the file")
+    parser.add_argument("--model", default="smollm2-135m", help="the servers' model, for the record")
     parser.add_argument("--record", type=Path, help="folder of records")
-    given = parser.parse_args()
-    servers = dict(one.split("=", 1) for one in given.servers)
-    questions = own_questions(given.questions)
-    questions = questions[:: max(len(questions) // given.n, 1)][: given.n] if given.n else questions
+    parser.add_argument("--answers", action="store_true", help="count answers only: other work shares the machine")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the fronts' drafter runs")
+    options = parser.parse_args()
+    servers = dict(one.split("=", 1) for one in options.servers)
+    questions = own_questions(options.questions)
+    questions = questions[:: max(len(questions) // options.n, 1)][: options.n] if options.n else questions
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
     for number, question in enumerate(questions, 1):
         for name, url in servers.items():
             row = answer(url, question)
             rows[name].append(row)
             print(f"{number} {name} {row['ttft_s']:.2f} s {row['right']} {row['said'][:60]!r}", flush=True)
-    first = next(iter(servers))
-    for name, found in rows.items():
-        times, right = [row["ttft_s"] for row in found], sum(row["right"] for row in found)
-        ratio = median(a["ttft_s"] / b["ttft_s"] for a, b in zip(rows[first], found, strict=True))
-        low, high = wilson(right, len(found))
-        metrics = {
-            "ttft_s": median(times),
-            "times_faster": ratio,
-            "right": right,
-            "n": len(found),
-            "low": low,
-            "high": high,
-        }
-        print(f"{name}: first token {median(times):.2f} s, {ratio:.2f} times as fast, {right} of {len(found)} right")
-        if given.record:
-            told = {"set": given.questions.stem, "server": name, "most": MOST}
-            append(make_record("front", told, metrics, times, [], device="cpu"), given.record)
+    direct = rows[next(iter(servers))]
+    for name, server_rows in rows.items():
+        metrics = metrics_of(server_rows, direct, times=not options.answers)
+        print(name, *(f"{key} {value:.4g}" for key, value in metrics.items()))
+        if options.record:
+            config = {"set": options.questions.stem, "model": options.model, "server": name, "most": MOST}
+            samples = [row["right" if options.answers else "ttft_s"] for row in server_rows]
+            bench = "front_answers" if options.answers else "front"
+            append(make_record(bench, config, metrics, samples, [], device=options.device), options.record)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sp.arrays import Ints
+from sp.arrays import Bools, Ints
 
 _MARK = re.compile(
     rb"^[ \t]*+(?:(?P<fence>`{3,}+|~{3,}+)(?P<info>[^\n]*+)"
@@ -20,6 +20,11 @@ _BLANKS = np.zeros(256, bool)
 _BLANKS[list(b" \t\n\r\f\v")] = True
 
 
+def is_blank(text: bytes) -> Bools:
+    """Return True for each byte that is white space in ASCII, (bytes,)."""
+    return np.asarray(_BLANKS[np.frombuffer(text, np.uint8)], bool)
+
+
 def line_starts(text: bytes) -> Ints:
     """Return the byte at which each line starts, int64 (lines,).
 
@@ -27,10 +32,18 @@ def line_starts(text: bytes) -> Ints:
     """
     raw = np.frombuffer(text, np.uint8)
     starts = np.append(0, np.flatnonzero(raw == 0x0A) + 1)
-    ink = np.append(0, np.cumsum(~_BLANKS[raw]))  # bytes before each place that are not blank
+    ink = np.append(0, np.cumsum(~is_blank(text)))  # bytes before each place that are not blank
     filled = ink[np.append(starts[1:], len(text))] > ink[np.minimum(starts, len(text))]
     starts = starts[filled]
     return np.append(0, starts[1:]).astype(np.int64)
+
+
+def after_blank_line(text: bytes, starts: Ints) -> Bools:
+    """Return True for each line that a blank line precedes, (lines,). `starts`: result of `line_starts`."""
+    breaks = np.append(0, np.cumsum(np.frombuffer(text, np.uint8) == 0x0A))  # line breaks before each place
+    ends = np.append(0, np.flatnonzero(~is_blank(text)) + 1)  # places behind a byte that is not blank
+    last = ends[np.searchsorted(ends, starts, side="right") - 1]  # the visible text before each line ends there
+    return np.asarray(breaks[starts] - breaks[last] > 1, bool)
 
 
 def nested_blocks(text: bytes, starts: Ints) -> list[tuple[int, int]]:
@@ -206,9 +219,12 @@ def is_prose(paragraph: bytes) -> bool:
     lines = paragraph.strip().count(b"\n") + 1
     if signs > (1 - LEAST_LETTERS) * len(paragraph) or INDENTED.search(paragraph):
         return False
-    # characters of Chinese, Japanese and Korean, which have no spaces: each counts as a word
-    wide = sum(paragraph.count(lead) for lead in (b"\xe3", b"\xe4", b"\xe5", b"\xe6", b"\xe7", b"\xe8", b"\xe9"))
-    return len(paragraph.split()) + wide >= LEAST_WORDS * lines and STOP.search(paragraph) is not None
+    if STOP.search(paragraph) is None:
+        return False
+    words, least = len(paragraph.split()), LEAST_WORDS * lines
+    if words < least:  # characters of Chinese, Japanese and Korean, which have no spaces: each counts as a word
+        words += sum(paragraph.count(lead) for lead in (b"\xe3", b"\xe4", b"\xe5", b"\xe6", b"\xe7", b"\xe8", b"\xe9"))
+    return words >= least
 
 
 _PART = re.compile(rb"\\u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|\\.|[^\\]++", re.DOTALL)

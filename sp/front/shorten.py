@@ -19,7 +19,7 @@ from sp.errors import ConfigError, PromptError
 from sp.prompt import Prompt, Span, TokenisedPrompt, merge_spans
 from sp.prompt.spans import same_start
 from sp.scoring.base import SCORERS, ModelFreeScorer, PrefixKeys, by_length
-from sp.selection import Selection
+from sp.selection import Selection, Selector
 from sp.session import request
 from sp.session.compress import Omitted, selection_request, widen
 from sp.session.loaded import default_drafter, embedded
@@ -236,9 +236,8 @@ class Compressor:
         fixed = drafted.mask("protected")
         prepared: Future[object] | None = None
         if any(text.open for text in texts) and not fixed.all():
-            # What the selector works out from the text alone overlaps with the drafter's prefill.
-            blank = selection_request(np.zeros(len(drafted), np.float32), fixed, 1.0, drafted, 0, 1)
-            prepared = self.pipeline.executor.submit(options.selector.prepare, blank)
+            # What follows from the text alone overlaps with the drafter's prefill.
+            prepared = self.pipeline.executor.submit(layout.prepare, options.selector, drafted, fixed)
         scored = request.score(
             self.pipeline,
             drafted,
@@ -327,21 +326,28 @@ class TranscriptLayout:
         """Marks for gaps; locates the JSON values of the whole transcript once."""
         return Omitted(self.prompt)
 
+    def prepare(self, selector: Selector, drafted: TokenisedPrompt, fixed: Bools) -> object:
+        """Return what the selector finds in the text before it knows scores. `fixed`: protected tokens, (n,)."""
+        _ = self.omitted.values  # where marks may stand: stored for `short`
+        return selector.prepare(selection_request(np.zeros(len(drafted), np.float32), fixed, 1.0, drafted, 0, 1))
+
     def short(self, index: int, drafted: TokenisedPrompt, selection: Selection, mark: bool, whole: bool) -> ShortText:
         """Write a text without its omitted parts. `whole`: the selector keeps whole units."""
         start, end = self.places[index]
         first = bisect_right(drafted.bytes[:, 1], start)
         stop = max(bisect_left(drafted.bytes[:, 0], end), first)
         tokens = first + np.flatnonzero(selection.selected[first:stop])
-        pieces: list[tuple[int, int]] = []
-        raw = self.omitted.raw
-        for token in tokens.tolist():
-            # A token may span the border of two texts, and a selector may keep only some bytes of one.
-            low, high = drafted.bytes[token].tolist()
-            pieces += [(max(a, start), min(b, end)) for a, b in selection.byte_ranges.get(token, ((low, high),))]
-        if not whole:
-            pieces = [(max(a, start), min(b, end)) for a, b in (widen(raw, *piece) for piece in pieces)]
-        ranges = merge_spans(np.array([piece for piece in pieces if piece[0] < piece[1]], np.int64).reshape(-1, 2))
+        raw, cut = self.omitted.raw, selection.byte_ranges
+        # Tokens that are read in part come with the ranges of the parts, in the place of their own.
+        partly = np.isin(tokens, list(cut))
+        parts = [part for token in tokens[partly].tolist() for part in cut[token]]
+        pieces = np.concatenate([drafted.bytes[tokens[~partly]], np.array(parts, np.int64).reshape(-1, 2)])
+        pieces = np.clip(pieces, start, end)  # a token may span the border of two texts
+        if not whole:  # the selector may keep only some bytes of a word
+            pieces = np.array([widen(raw, *piece) for piece in pieces.tolist()], np.int64).reshape(-1, 2)
+            pieces = np.clip(pieces, start, end)
+        pieces = pieces[np.argsort(pieces[:, 0], kind="stable")]
+        ranges = merge_spans(pieces[pieces[:, 0] < pieces[:, 1]])
         out, last = b"", start
         for low, high in [*ranges.tolist(), (end, end)]:
             if last < low and mark:

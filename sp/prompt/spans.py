@@ -162,9 +162,8 @@ def merge_spans(spans: Ints) -> Ints:
     if len(spans) == 0:
         return spans.reshape(0, 2)
     # A range starts a new group if it begins after the end of all ranges before it.
-    breaks = np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1
-    groups = np.split(spans, breaks)
-    return np.array([[group[0, 0], group[:, 1].max()] for group in groups], np.int64)
+    firsts = np.append(0, np.flatnonzero(spans[1:, 0] > np.maximum.accumulate(spans[:, 1])[:-1]) + 1)
+    return np.stack([spans[firsts, 0], np.maximum.reduceat(spans[:, 1], firsts)], 1).astype(np.int64)
 
 
 CLOSERS = "(?:[\"')\\]]|”|’|»|」|』|）)*"

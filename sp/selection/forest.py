@@ -7,19 +7,52 @@ that share a token which splits a character are merged, with all nodes between t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 
 import numpy as np
 
 from sp.arrays import Bools, Doubles, Ints
 from sp.selection.base import ByteRanges, SelectionRequest
 from sp.selection.pieces import MARKUP, TOP, Outline
+from sp.structure import is_blank
 
-TokenPart = tuple[int, int, int, bool]  # node, bytes [start, end) of the text, True if any is not white space
+
+@dataclass(frozen=True)
+class TokenParts:
+    """Parts of tokens that reach over edges of pieces, in the order of the text; all arrays have shape (parts,).
+
+    Attributes
+    ----------
+    tokens, nodes : int64
+        Token that the part belongs to, and the node it is in.
+    starts, ends : int64
+        Bytes of the text.
+    ink : bool
+        True if a byte of it is not white space.
+    """
+
+    tokens: Ints
+    nodes: Ints
+    starts: Ints
+    ends: Ints
+    ink: Bools
+
+    def __getitem__(self, mask: Bools) -> TokenParts:
+        return TokenParts(self.tokens[mask], self.nodes[mask], self.starts[mask], self.ends[mask], self.ink[mask])
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """Index of the first part of each token."""
+        return np.flatnonzero(np.diff(self.tokens, prepend=-1))
+
+    def any(self, flags: Bools) -> Bools:
+        """Return for each part whether any part of its token has a flag, (parts,)."""
+        if not len(flags):
+            return flags
+        flagged = np.logical_or.reduceat(flags, self.firsts)
+        return np.asarray(np.repeat(flagged, np.diff(self.firsts, append=len(flags))), bool)
 
 
 @dataclass(frozen=True)
@@ -30,7 +63,7 @@ class Forest:
     also: Ints  # (m, 2) pairs of a token and another node that has a part of it
     parents: Ints  # (nodes,) node that each node needs, an earlier one; `TOP` for none
     units: Ints  # nodes to choose from, in the order of the text
-    shared: dict[int, list[TokenPart]]  # parts of the tokens that can be read in part
+    shared: TokenParts  # parts of the tokens that can be read in part
 
     @cached_property
     def pairs(self) -> tuple[Ints, Ints]:
@@ -82,12 +115,12 @@ class Forest:
         complete, above = whole.tolist(), self.parents.tolist()
         for node in range(1, len(complete)):  # a node whose parent is incomplete is not read either
             complete[node] = complete[node] and (above[node] == TOP or complete[above[node]])
-        result = {}
-        for token, parts in self.shared.items():
-            if selected[token] and any(ink and not complete[node] for node, _, _, ink in parts):
-                ranges = tuple((start, end) for node, start, end, _ in parts if complete[node])
-                if ranges:
-                    result[token] = ranges
+        parts, is_complete = self.shared, np.array(complete, bool)[self.shared.nodes]
+        cut = selected[parts.tokens] & parts.any(parts.ink & ~is_complete)
+        result: dict[int, tuple[tuple[int, int], ...]] = {}
+        rest = parts[cut & is_complete]
+        for token, start, end in zip(rest.tokens.tolist(), rest.starts.tolist(), rest.ends.tolist(), strict=True):
+            result[token] = (*result.get(token, ()), (start, end))
         return result
 
     def needs(self, node: int) -> list[int]:
@@ -110,29 +143,26 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     edges, nodes = np.array(outline.starts, np.int64), np.array(outline.nodes, np.int64)
     owner = nodes[np.searchsorted(edges, starts, side="right") - 1]  # node at the first byte of each token
     merged = _MergedNodes(outline)
-    also: list[tuple[int, int]] = []
-    shared: dict[int, list[TokenPart]] = {}
-    for token, parts in _shared(outline, request):
-        marked = any(node == MARKUP for node, *_ in parts)
-        # A token that is partly markup belongs to a node only through visible characters.
-        inked = [part for part in parts if part[3] or not marked or part[0] == MARKUP]
-        owner[token] = inked[0][0]
-        also += [(token, node) for node in {node for node, *_ in inked} - {MARKUP, inked[0][0]}]
-        sharing = [node for node, *_ in inked if node != MARKUP]
-        if _splits_character(request.text, parts[0][1], parts[-1][2]):
-            for node, neighbour in pairwise(sharing):  # half a character cannot be encoded again
-                merged.join(node, neighbour)
-        elif sharing:
-            shared[token] = inked
-    pairs = np.array(also, np.int64).reshape(-1, 2)
+    parts = _shared_parts(edges, nodes, request)
+    marks = parts.nodes == MARKUP
+    # A token that is partly markup belongs to a node only through visible characters.
+    parts = parts[parts.ink | marks | ~parts.any(marks)]
+    marks = parts.nodes == MARKUP
+    owner[parts.tokens[parts.firsts]] = parts.nodes[parts.firsts]
+    pairs = np.stack([parts.tokens, parts.nodes], 1)[~marks & (parts.nodes != owner[parts.tokens])]
+    whole = ~_splits_character(request.text, starts[parts.tokens], request.spans[parts.tokens, 1])
+    halves = parts[~whole & ~marks]
+    for (token, node), (following, neighbour) in pairwise(
+        zip(halves.tokens.tolist(), halves.nodes.tolist(), strict=True)
+    ):
+        if token == following:  # half a character cannot be encoded again
+            merged.join(node, neighbour)
+    parts = parts[whole & parts.any(~marks)]
     parents = merged.settle(owner, pairs, min_run)
     roots = merged.roots
     owner = roots[owner]
     pairs = _distinct(pairs[:, 0], roots[pairs[:, 1]], owner)
-    root_of = roots.tolist()  # an item of an array costs several times that of a list
-    shared = {
-        token: [(root_of[node], start, end, ink) for node, start, end, ink in parts] for token, parts in shared.items()
-    }
+    shared = replace(parts, nodes=roots[parts.nodes])
     units, first = np.unique(roots[nodes], return_index=True)
     units = units[np.argsort(first, kind="stable")]
     has_tokens = np.zeros(len(parents), bool)
@@ -140,25 +170,25 @@ def grow(outline: Outline, request: SelectionRequest, min_run: int) -> Forest:
     return Forest(owner, pairs, parents, units[~merged.wrappers[units] & has_tokens[units]], shared)
 
 
-def _shared(outline: Outline, request: SelectionRequest) -> Iterator[tuple[int, list[TokenPart]]]:
-    """Yield the tokens that reach over edges of pieces, and their parts."""
+def _shared_parts(edges: Ints, nodes: Ints, request: SelectionRequest) -> TokenParts:
+    """Return the parts of the tokens that reach over edges of pieces, each in the piece between two edges."""
     assert request.spans is not None
     starts, ends = np.ascontiguousarray(request.spans[:, 0]), request.spans[:, 1]
-    edges = np.array(outline.starts, np.int64)
     before = np.searchsorted(starts, edges, side="left") - 1  # the last token that begins before each edge
-    over = ((before >= 0) & (ends[np.maximum(before, 0)] > edges)).nonzero()[0]  # edges inside of a token
-    tokens = before[over]
-    columns = (column.tolist() for column in (tokens, over, edges[over], starts[tokens], ends[tokens]))
-    for token, crossed in groupby(zip(*columns, strict=True), key=itemgetter(0)):
-        _, pieces, borders, firsts, lasts = zip(*crossed, strict=True)
-        places = (firsts[0], *borders, lasts[0])
-        yield (
-            token,
-            [
-                (outline.nodes[piece], low, high, bool(request.text[low:high].strip()))
-                for piece, low, high in zip((pieces[0] - 1, *pieces), places, places[1:], strict=False)
-            ],
-        )
+    crossed = np.flatnonzero((before >= 0) & (ends[np.maximum(before, 0)] > edges))  # edges inside of a token
+    tokens, counts = np.unique(before[crossed], return_counts=True)
+    # A token with k edges inside has k + 1 parts: the first begins where the token does, the others at its edges.
+    first = np.cumsum(counts + 1) - (counts + 1)
+    opens = np.zeros(int(np.sum(counts + 1)), bool)
+    opens[first] = True
+    closes = np.roll(opens, -1)  # the last part of each token
+    lows, highs, pieces = (np.empty(len(opens), np.int64) for _ in range(3))
+    lows[opens], lows[~opens] = starts[tokens], edges[crossed]
+    highs[closes], highs[~closes] = ends[tokens], edges[crossed]
+    pieces[~opens] = crossed
+    pieces[opens] = crossed[np.cumsum(counts) - counts] - 1
+    ink = np.append(0, np.cumsum(~is_blank(request.text)))  # bytes before each place that are not white space
+    return TokenParts(np.repeat(tokens, counts + 1), nodes[pieces], lows, highs, ink[highs] > ink[lows])
 
 
 def _distinct(tokens: Ints, nodes: Ints, owner: Ints) -> Ints:
@@ -167,9 +197,11 @@ def _distinct(tokens: Ints, nodes: Ints, owner: Ints) -> Ints:
     return np.unique(np.stack([tokens[other], nodes[other]], 1), axis=0)
 
 
-def _splits_character(text: bytes, start: int, end: int) -> bool:
-    """Return True if the bytes begin or end inside of a character."""
-    return text[start] & 0xC0 == 0x80 or (end < len(text) and text[end] & 0xC0 == 0x80)
+def _splits_character(text: bytes, starts: Ints, ends: Ints) -> Bools:
+    """Return True where bytes [start, end) begin or end inside of a character."""
+    raw = np.frombuffer(text + b" ", np.uint8)
+    continues = raw & 0xC0 == 0x80
+    return np.asarray(continues[starts] | continues[ends], bool)
 
 
 class _MergedNodes:

@@ -19,7 +19,15 @@ from sp.arrays import Ints
 from sp.chat import Segment
 from sp.prompt.spans import SENTENCE_END
 from sp.selection.base import SelectionRequest
-from sp.structure import JsonValue, is_prose, json_values, line_starts, nested_blocks, unquote
+from sp.structure import (
+    JsonValue,
+    after_blank_line,
+    is_prose,
+    json_values,
+    line_starts,
+    nested_blocks,
+    unquote,
+)
 
 MARKUP = 0  # the node of all text that other rules keep or leave out
 TOP = -1  # the parent of a node that needs no other
@@ -213,6 +221,7 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
     closed_at = dict(blocks)  # last line by first line
     marks = set(closed_at) | set(closed_at.values())
     values = _values(view.text, edges, marks) if parsing.json or parsing.prose else []
+    covers = np.array([(value.start, value.end) for value in values], np.int64).reshape(-1, 2)
     groups = {
         first: (last, inside)
         for first, last, inside in _groups(values, edges)
@@ -220,6 +229,8 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
     }
     around: list[tuple[int, int]] = []  # nodes of open blocks, and their last lines
     offsets = view.places[starts].tolist()
+    before = np.searchsorted(view.grid, edges).tolist()  # tokens before each line
+    breaks = sorted({*marks, *groups, *np.flatnonzero(after_blank_line(view.text, starts)).tolist(), len(starts)})
     line = 0
     while line < len(edges) - 1:
         parent, closes = around[-1] if around else (TOP, -1)
@@ -237,28 +248,17 @@ def put_lines(view: SegmentView, outline: Outline, parsing: Parsing) -> None:
             _put_group(view, outline, (edges[line], edges[last + 1]), inside, parent, parsing.longest)
             line = last + 1
         else:
-            end = line + 1
-            if parsing.prose:
-                while end < len(edges) - 1 and end not in marks and end not in groups:
-                    if _follows_blank_line(view.text, edges, end):
-                        break
-                    end += 1
+            end = breaks[bisect_right(breaks, line)] if parsing.prose else line + 1
             if parsing.prose and is_prose(view.text[edges[line] : edges[end]]):
-                _put_prose(view, outline, (edges[line], edges[end]), values, parent, parsing.longest)
+                _put_prose(view, outline, (edges[line], edges[end]), covers, parent, parsing.longest)
             else:
                 for first in range(line, end):
-                    extent = edges[first], edges[first + 1]
-                    if view.tokens(*extent) > max(LONG_LINE, parsing.longest):
-                        _put_prose(view, outline, extent, values, parent, parsing.longest)
+                    if before[first + 1] - before[first] > max(LONG_LINE, parsing.longest):
+                        extent = edges[first], edges[first + 1]
+                        _put_prose(view, outline, extent, covers, parent, parsing.longest)
                     else:
                         outline.put(offsets[first], outline.node(parent))
             line = end
-
-
-def _follows_blank_line(text: bytes, edges: Sequence[int], line: int) -> bool:
-    """Return True if a blank line precedes a line."""
-    before = text[edges[line - 1] : edges[line]]
-    return before.count(b"\n", len(before.rstrip())) > 1
 
 
 def _values(text: bytes, edges: Sequence[int], marks: set[int]) -> list[JsonValue]:
@@ -295,11 +295,12 @@ def _put_group(
 
 
 def _put_prose(
-    view: SegmentView, outline: Outline, extent: tuple[int, int], values: Sequence[JsonValue], parent: int, longest: int
+    view: SegmentView, outline: Outline, extent: tuple[int, int], covers: Ints, parent: int, longest: int
 ) -> None:
     """Put a paragraph as one piece; a long one as sentences, and sentences that are longer still as equal parts.
 
     The line break behind a long paragraph is kept with any of its sentences, so that they do not run into what follows.
+    `covers`: bytes of the JSON values of the text, (values, 2); a stop inside of one ends no sentence.
     """
     start, end = extent
     if view.tokens(start, end) <= longest:
@@ -307,12 +308,12 @@ def _put_prose(
         return
     ink = start + len(view.text[start:end].rstrip())  # end of the visible text
     whole = outline.node(parent, wrapper=True) if ink < end else parent
-    stops = np.array([match.end() for match in SENTENCE_END.finditer(view.text, start, ink)], np.int64)
-    # A stop inside of a JSON value ends no sentence.
-    covers = np.array([(value.start, value.end) for value in values], np.int64).reshape(-1, 2)
-    inside = np.searchsorted(covers[:, 0], stops, side="left") - 1
-    free = (inside < 0) | (stops >= np.append(covers[:, 1], 0)[inside])  # stops outside of JSON values
-    cuts = sorted({start, ink, *stops[free].tolist()})
+    stops = [match.end() for match in SENTENCE_END.finditer(view.text, start, ink)]
+    if len(covers):
+        inside = np.searchsorted(covers[:, 0], stops, side="left") - 1
+        free = (inside < 0) | (np.array(stops, np.int64) >= np.append(covers[:, 1], 0)[inside])
+        stops = np.array(stops, np.int64)[free].tolist()
+    cuts = sorted({start, ink, *stops})
     for low, high in pairwise(cuts):
         # First token of the sentence, and their number.
         first, count = bisect_left(view.grid, low), view.tokens(low, high)

@@ -6,6 +6,7 @@ logits near 1e-4 are what rounding alone gives at these depths; a wrong kernel g
 
 from __future__ import annotations
 
+import gc
 from functools import cache
 
 import cupy
@@ -182,7 +183,7 @@ def test_progress_adds_up_and_comes_when_work_is_done() -> None:
 
 
 def test_what_cannot_run_is_one_clear_error(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="5bit or q4_0, not f32"):
+    with pytest.raises(ConfigError, match="KV format f32 is for the CPU; the GPU has"):
         case("drafter").gpu.new_cache(10, "f32")
     with GGUFFile.open(embedded("drafter")) as file:
         narrow = dict(file.metadata) | {"qwen3.embedding_length": 224}
@@ -204,6 +205,7 @@ def test_what_cannot_run_is_one_clear_error(tmp_path) -> None:
     with pytest.raises(ModelError, match="64"):
         load_model(tmp_path / "narrow.gguf", device="cuda")
     pool = cupy.get_default_memory_pool()
+    gc.collect()  # else garbage of other tests, freed when memory is short, makes room
     used, limit = pool.used_bytes(), pool.get_limit()
     try:
         pool.free_all_blocks()

@@ -251,14 +251,14 @@ def test_memory_is_given_back() -> None:
 
 def test_work_that_cannot_be_captured_goes_on_launch_by_launch(monkeypatch) -> None:
     of, n = model("tiny-qwen35:q4_k_m"), 200
-    through = prefill_graphs.through
+    run_layers = prefill_graphs.run_layers
 
     def waiting(*given, **how):
-        x = through(*given, **how)
+        x = run_layers(*given, **how)
         cupy.cuda.get_current_stream().synchronize()  # which a capture forbids
         return x
 
-    monkeypatch.setattr(prefill_graphs, "through", waiting)
+    monkeypatch.setattr(prefill_graphs, "run_layers", waiting)
     cache, found = of.new_cache(ROOM), []
     graphs = PrefillGraphs(of, cache)
     for _ in range(3):

@@ -15,8 +15,9 @@ from sp.models.synthetic.synthetic import write_synthetic
 from sp.quant import FORMATS, Q8_0
 
 N = 300
-BOUNDS = {"q8_0": 3e-3}
-"""As in test_model.py, but for a random model that makes more of rounding: 1.7e-3 measured, others up to 7.4e-4."""
+BOUNDS = {"q8_0": 3e-3, "mxfp4_moe": 3e-3}
+"""As in test_model.py, but for a random model that makes more of rounding: 1.7e-3 measured, others up to 7.4e-4.
+A model without experts has Q8_0 alone in a file of type mxfp4_moe."""
 WITHOUT = [fmt.name for fmt in FORMATS.values() if fmt.packing is None]
 
 
