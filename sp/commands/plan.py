@@ -195,5 +195,5 @@ def expected(tokens: int) -> float | None:
 
     scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)
-    selector = scorer.resolve("cuda", tokens).sparse.rule
+    selector = scorer.resolve(tokens).sparse.rule
     return None if selector is None else expected_density(selector, tokens)

@@ -177,8 +177,8 @@ class Scorer(ABC):
     def score(self, request: ScoreRequest) -> Importance:
         """Return the importance of every prompt token."""
 
-    def resolve(self, device: str, tokens: int) -> Scorer:
-        """Return the scorer with options such as `auto` decided for a device and a prompt length in tokens."""
+    def resolve(self, tokens: int) -> Scorer:
+        """Return the scorer with options such as `auto` decided for a prompt length in tokens."""
         return self
 
     def scorer_for(self, config: ModelConfig) -> Scorer:
@@ -223,8 +223,8 @@ register_scorer = SCORERS.register
 
 
 SPARSE_TOKENS = 16384
-"""Prompt length from which sparse attention saves a drafter on the GPU more time than choosing blocks costs. At alpha
-0.1 it lost none of the needles that dense attention kept, up to 128K tokens
+"""Prompt length from which sparse attention saves a drafter more time than choosing blocks costs, on the GPU as on two
+CPU cores. At alpha 0.1 it lost none of the needles that dense attention kept, up to 128K tokens
 (results/nvidia-h200/flashprefill_quality.jsonl)."""
 
 AUTO = "alpha:0.1"  # the rule of `auto` where attention is sparse
@@ -315,7 +315,7 @@ class ReadingScorer(Scorer):
     Parameters
     ----------
     sparse : str
-        Key blocks that attention reads: off (all), auto (alpha:0.1 on the GPU from 16K tokens on); alpha:0.1, a
+        Key blocks that attention reads: off (all), auto (alpha:0.1 from 16K tokens on); alpha:0.1, a
         threshold of FlashPrefill, lower reads more; density:0.05, that share of the blocks, the strongest; or how many
         by rule: blocks:64, sqrt:64 (so many of 32K tokens), energy:0.9 (the fewest that hold this share of a query
         block's energy).
@@ -329,15 +329,15 @@ class ReadingScorer(Scorer):
     def __post_init__(self) -> None:
         check_fields(self, "scorer")
 
-    def resolve(self, device: str, tokens: int) -> ReadingScorer:
+    def resolve(self, tokens: int) -> ReadingScorer:
         """Return the scorer with `auto` replaced by a rule, or by `off` where dense attention is faster."""
         if self.sparse != "auto":
             return self
-        return replace(self, sparse=Sparse(AUTO if device == "cuda" and tokens >= SPARSE_TOKENS else "off"))
+        return replace(self, sparse=Sparse(AUTO if tokens >= SPARSE_TOKENS else "off"))
 
     def attend(self, request: ScoreRequest) -> LayerAttention:
         """Return the attention of the model's layers; a sparse one is new, so that it counts this request alone."""
-        rule = self.resolve(request.model.device, len(request.ids)).sparse.rule
+        rule = self.resolve(len(request.ids)).sparse.rule
         return dense_attention if rule is None else SparseAttention(rule)
 
     def prefix_layers(self, config: ModelConfig) -> ModelConfig | None:

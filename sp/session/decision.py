@@ -378,7 +378,7 @@ def plan_request(
     """
     target, budget = pipeline.target, pipeline.memory_manager.budget
     drafter = pipeline.drafter.model.config if pipeline.drafter else None
-    scorer = options.scorer.resolve(target.model.device, len(prompt))
+    scorer = options.scorer.resolve(len(prompt))
     positions = positions_for(options, target.model.config)
     window, protected = Fit(True, positions), prompt.mask("protected")
     if present is None:

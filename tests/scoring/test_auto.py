@@ -127,7 +127,7 @@ def test_of_an_unknown_file_it_is_calibrated(tmp_path, options) -> None:
 
 
 def test_what_is_left_to_length_is_settled_before_it_is_passed_on(drafter) -> None:
-    scorer = AutoScorer(sparse="auto").resolve("cuda", 1 << 17)
+    scorer = AutoScorer(sparse="auto").resolve(1 << 17)
     chosen = scorer.scorer_for(drafter.model.config)
     assert chosen.sparse == "alpha:0.1"
 

@@ -201,17 +201,13 @@ def test_head_maps_on_request(drafter, ids) -> None:
 def test_attention_may_be_left_to_device_and_length(drafter, ids) -> None:
     scorer = by_length(SCORERS.build("tail", {"queries": 4}))
     assert scorer.sparse == "auto"
-    for device, tokens, sparse in (
-        ("cpu", 1 << 20, "off"),
-        ("cuda", SPARSE_TOKENS - 1, "off"),
-        ("cuda", SPARSE_TOKENS, "alpha:0.1"),
-    ):
-        resolved = scorer.resolve(device, tokens)
+    for tokens, sparse in ((SPARSE_TOKENS - 1, "off"), (SPARSE_TOKENS, "alpha:0.1")):
+        resolved = scorer.resolve(tokens)
         assert (resolved.sparse, resolved.queries) == (sparse, 4)
     sparse = SCORERS.build("tail", {"sparse": "alpha:0.1"})
-    assert by_length(sparse) is sparse is sparse.resolve("cpu", 5)
+    assert by_length(sparse) is sparse is sparse.resolve(5)
     lexical = SCORERS.build("lexical")
-    assert by_length(lexical) is lexical is lexical.resolve("cuda", 1 << 20)
+    assert by_length(lexical) is lexical is lexical.resolve(1 << 20)
     assert score(drafter, ids, sparse="auto").densities == ()
 
 
