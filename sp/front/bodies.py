@@ -18,10 +18,16 @@ PATHS: dict[str, Api] = {"chat/completions": "chat", "responses": "responses", "
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
 SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES: dict[str, SegmentKind] = {"user": "user", "assistant": "assistant", "tool": "tool"}
-PICTURES = ("image_url", "image", "input_image", "input_audio", "input_file", "file")  # parts that hold other media
+PICTURES = (
+    "image_url", "image", "input_image", "input_audio", "input_file", "file", "computer_screenshot",
+    "image_generation_call",
+)  # fmt: skip
+"""Types of parts and items that hold other media."""
 PICTURE_TOKENS = 1600  # that a picture is assumed to cost, as the largest of hosted APIs do
 IN_PROMPT = ("system", "instructions", "tools", "functions", "messages", "input")
 """Fields of a body that become a part of the prompt."""
+STORED = ("previous_response_id", "conversation", "prompt")
+"""Fields that name text which the upstream server stores."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class TextPlace:
         True for text that must stay as it is: system text, and blocks that the client marked for a cache.
     newest : bool
         True for text of the turn that no assistant has answered yet.
+    document : bool
+        True for text that the API names a document, so that it holds no question.
     """
 
     path: Path
@@ -49,6 +57,7 @@ class TextPlace:
     message: int
     fixed: bool = False
     newest: bool = False
+    document: bool = False
 
 
 def api_of(path: str) -> Api | None:
@@ -78,38 +87,49 @@ def text_places(api: Api, body: Mapping[str, Any]) -> list[TextPlace]:
     return [replace(place, newest=place.message > answered) for place in places]
 
 
-def with_texts(body: Mapping[str, Any], texts: Mapping[Path, str]) -> dict[str, Any]:
-    """Copy a body with other texts at some paths; everything else is shared with the original.
+def with_texts(
+    body: Mapping[str, Any], texts: Mapping[Path, str], inserted: Mapping[Path, Any] | None = None
+) -> dict[str, Any]:
+    """Copy a body with other texts at some paths, and with items inserted in front of some, whose paths are in order;
+    everything else is shared with the original.
 
     >>> with_texts({"messages": [{"content": "long"}], "n": 1}, {("messages", 0, "content"): "short"})
     {'messages': [{'content': 'short'}], 'n': 1}
     """
     root: Any = copy(body)
     copies: dict[Path, Any] = {(): root}
-    for path, text in texts.items():
+
+    def container(path: Path) -> Any:
         for depth in range(1, len(path)):
             if path[:depth] not in copies:
                 parent = copies[path[: depth - 1]]
                 parent[path[depth - 1]] = copies[path[:depth]] = copy(parent[path[depth - 1]])
-        copies[path[:-1]][path[-1]] = text
+        return copies[path[:-1]]
+
+    for path, text in texts.items():
+        container(path)[path[-1]] = text
+    for path, item in reversed(list((inserted or {}).items())):  # from the last one, so that indices stay
+        container(path).insert(path[-1], item)
     return dict(root)
 
 
 @dataclass(frozen=True)
 class Frame:
     """The rest of a prompt, besides its `text_places`. `parts`: tools, calls, ids and keys, as JSON, which takes more
-    tokens than chat markup; `pictures`: number of pictures, sounds and files.
+    tokens than chat markup; `pictures`: number of pictures, sounds and files; `is_whole`: False if the upstream server
+    adds text of unknown length, such as an earlier response or results of its own tools.
     """
 
     parts: tuple[str, ...]
     pictures: int
+    is_whole: bool = True
 
 
 def frame_of(body: Mapping[str, Any], places: Iterable[TextPlace]) -> Frame:
     """Collect what an upstream server reads of a request besides its texts.
 
     >>> frame_of({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}, [])
-    Frame(parts=('{"role": "user", "content": "Hi"}',), pictures=0)
+    Frame(parts=('{"role": "user", "content": "Hi"}',), pictures=0, is_whole=True)
     """
     pictures = 0
 
@@ -129,7 +149,12 @@ def frame_of(body: Mapping[str, Any], places: Iterable[TextPlace]) -> Frame:
     rest = with_texts({name: body[name] for name in IN_PROMPT if name in body}, {place.path: "" for place in places})
     # Item by item, so that the lengths of what earlier requests had as well need no second count.
     items = [item for value in rest.values() for item in (value if isinstance(value, list) else [value])]
-    return Frame(tuple(json.dumps(without_pictures(item)) for item in items), pictures)
+    parts = tuple(json.dumps(without_pictures(item)) for item in items)
+    refers = any(item.get("type") == "item_reference" for _, item in _objects(body, "input"))
+    # Tools with a type of their own may run on the server.
+    has_own_tools = any(tool.get("type") not in (None, "function", "custom") for _, tool in _objects(body, "tools"))
+    adds_text = refers or has_own_tools or any(body.get(name) is not None for name in STORED)
+    return Frame(parts, pictures, not adds_text)
 
 
 def _parts(content: Any, path: Path, kind: SegmentKind, message: int, fixed: bool = False) -> Iterator[TextPlace]:
@@ -140,15 +165,18 @@ def _parts(content: Any, path: Path, kind: SegmentKind, message: int, fixed: boo
     for index, part in enumerate(content if isinstance(content, list) else []):
         if not isinstance(part, dict):
             continue
-        part_path, is_fixed = (*path, index), fixed or "cache_control" in part
+        part_path, is_fixed = (*path, index), fixed or part.get("cache_control") is not None
         if part.get("type") in TEXTS and isinstance(part.get("text"), str):
             yield TextPlace((*part_path, "text"), kind, part["text"], message, is_fixed)
-        elif part.get("type") == "tool_result":
+        elif part.get("type") == "tool_result" and kind != "tool":  # no API nests results
             yield from _parts(part.get("content"), (*part_path, "content"), "tool", message, is_fixed)
         elif part.get("type") == "document":
-            source = part.get("source")
+            source, citations = part.get("source"), part.get("citations")
+            # Citations count the characters of a document, which must be those that the client has.
+            is_fixed |= isinstance(citations, dict) and bool(citations.get("enabled"))
             if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-                yield TextPlace((*part_path, "source", "data"), kind, source["data"], message, is_fixed)
+                data_path = (*part_path, "source", "data")
+                yield TextPlace(data_path, kind, source["data"], message, is_fixed, document=True)
 
 
 def _objects(body: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -162,7 +190,7 @@ def _objects(body: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str
 def _messages(body: Mapping[str, Any]) -> Iterator[TextPlace]:
     for index, message in _objects(body, "messages"):
         kind = ROLES.get(str(message.get("role")), "system")
-        is_fixed = kind == "system" or "cache_control" in message
+        is_fixed = kind == "system" or message.get("cache_control") is not None
         yield from _parts(message.get("content"), ("messages", index, "content"), kind, index, is_fixed)
 
 
@@ -174,8 +202,13 @@ def _responses(body: Mapping[str, Any]) -> Iterator[TextPlace]:
         if kind == "message":
             role = ROLES.get(str(item.get("role")), "system")
             yield from _parts(item.get("content"), ("input", index, "content"), role, index, role == "system")
-        elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
-            yield from _parts(item.get("output"), ("input", index, "output"), "tool", index)
+        elif isinstance(kind, str) and kind.endswith("_call_output"):
+            path: Path = ("input", index, "output")
+            yield from _parts(item.get("output"), path, "tool", index)
+            for number, output in _objects(item, "output"):
+                for name in ("stdout", "stderr"):  # of a shell
+                    if isinstance(output.get(name), str):
+                        yield TextPlace((*path, number, name), "tool", output[name], index)
 
 
 def _last_call(api: Api, body: Mapping[str, Any]) -> int:

@@ -9,9 +9,11 @@ Passages restored for a question are written in front of it, and stay there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import groupby
+from operator import getitem
 from typing import Any
 
 from sp.chat.located import SegmentKind
@@ -55,6 +57,8 @@ class ShortenedRequest:
     body : dict
     texts : mapping
         New texts by their paths in the body.
+    blocks : mapping
+        Blocks with restored passages, by the paths of the blocks in front of which they are inserted.
     tokens, sent : int
         Length of all its texts as they came and as they are sent, in tokens of the drafter's vocabulary.
     shortened : int
@@ -75,6 +79,7 @@ class ShortenedRequest:
 
     body: dict[str, Any]
     texts: Mapping[Path, str] = field(default_factory=dict)
+    blocks: Mapping[Path, Any] = field(default_factory=dict)
     tokens: int = 0
     sent: int = 0
     shortened: int = 0
@@ -84,6 +89,11 @@ class ShortenedRequest:
     reason: str = ""
     seconds: float = 0.0
     estimate: int = 0
+
+    @property
+    def is_changed(self) -> bool:
+        """True if it is sent otherwise than it came."""
+        return bool(self.texts or self.blocks)
 
     def usage(self) -> dict[str, Any]:
         """The object ``usage.sp`` of a reply."""
@@ -143,13 +153,16 @@ class History:
         sizes = [self._tokens(piece.text) for piece in view.pieces]
         total, frame, limit = sum(sizes), 0, None
         if rules.max_prompt_tokens is not None:
-            frame, pictures = self._frame(body, places)
-            limit = int((rules.max_prompt_tokens - PICTURE_TOKENS * pictures) / self.per_token) - frame
-            frame = 0 if pictures else frame  # a picture's tokens are a guess, from which nothing is learned
+            parts = frame_of(body, places)
+            frame = sum(map(self._tokens, parts.parts))
+            limit = int((rules.max_prompt_tokens - PICTURE_TOKENS * parts.pictures) / self.per_token) - frame
+            # Nothing is learned from a guess: of pictures, or of text that the upstream server adds.
+            frame = 0 if parts.pictures or not parts.is_whole else frame
         too_long = limit is not None and total > limit
         if total < rules.threshold and not too_long:
             reason = f"{total:,} tokens, below {rules.threshold:,}"
-            return ShortenedRequest(dict(body), {}, total, total, reason=reason, estimate=frame and frame + total)
+            estimate = frame and frame + total
+            return ShortenedRequest(dict(body), tokens=total, sent=total, reason=reason, estimate=estimate)
         decisions = [None if piece.fixed else self.store.get(self._key(piece, rules)) for piece in view.pieces]
         plan = _Plan(view, sizes, decisions)
         plan.restored = {
@@ -201,7 +214,7 @@ class History:
             self.counted = True
 
     def _result(self, body: Mapping[str, Any], plan: _Plan, frame: int) -> ShortenedRequest:
-        texts: dict[Path, str] = {}
+        texts, blocks = dict[Path, str](), dict[Path, Any]()
         changes = list[Change]()
         sent, view = 0, plan.view
         for index, pieces in groupby(enumerate(view.pieces), key=lambda pair: pair[1].place):
@@ -215,19 +228,27 @@ class History:
                 ranges = ((0, length),) if short is None else short.kept_ranges
                 kept_ranges += [(offset + start, offset + end) for start, end in ranges]
                 offset += length
+            if passages and place.path[-1] == "text":
+                # In a block of their own: the client may have marked that of the question for a cache.
+                block = reduce(getitem, place.path[:-1], body)
+                blocks[place.path[:-1]] = {"type": block["type"], "text": passages}
+            elif passages:
+                text = passages + text
+            if text != place.text:
+                texts[place.path] = text
             if passages or text != place.text:
-                texts[place.path] = passages + text
                 changes.append(Change(place.kind, place.text, tuple(kept_ranges), passages))
         return ShortenedRequest(
-            with_texts(body, texts),
+            with_texts(body, texts, blocks),
             texts,
+            blocks,
             sum(plan.sizes),
             sent,
             sum(short is not None for short in plan.decisions),
             sum(plan.open),
             plan.recalled,
             tuple(changes),
-            "" if texts else "nothing that is old enough",
+            "" if changes else "nothing that is old enough",
             plan.seconds,
             frame and frame + sent,  # 0 if not estimated, so that `learn` ignores it
         )
@@ -238,11 +259,6 @@ class History:
     @property
     def _drafter(self) -> Any:
         return self.compressor.pipeline.drafter
-
-    def _frame(self, body: Mapping[str, Any], places: Sequence[TextPlace]) -> tuple[int, int]:
-        """Return the tokens of everything but texts in a prompt, and its number of pictures."""
-        frame = frame_of(body, places)
-        return sum(map(self._tokens, frame.parts)), frame.pictures
 
     def _tokens(self, text: str) -> int:
         return self._measured("tokens", text, lambda: len(self._drafter.tokenizer.encode(text))) if text else 0
@@ -311,13 +327,14 @@ class _View:
         for index, place in enumerate(places):
             previous = digest(previous, place.kind, place.text)
             start = 0
-            if place.kind == "user":
+            is_message = place.kind == "user" and not place.document
+            if is_message:
                 start = question_start(place.text)
                 chain[index] = digest("passages", previous)
                 asking, question, answer = index, place.text[start:].strip()[-LONGEST:], ""
             elif place.kind == "assistant":
                 answer = place.text.strip()[-ASSISTANT_CHARACTERS:] or answer
-            parts = [(place.text, place.kind == "user")]
+            parts = [(place.text, is_message)]
             if start:
                 parts = [(place.text[:start], False), (place.text[start:], True)]
             pieces += [_Piece(index, place.kind, text, place.fixed, place.newest, asks) for text, asks in parts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ Path = tuple[str | int, ...]
 
 TOKEN = re.compile(r'([{}\[\],:])|("[^"\\]*+(?:\\.[^"\\]*+)*+")|([^\s{}\[\],:"]++)', re.DOTALL)
 """A sign of structure, a string, or another scalar."""
+COMMA = re.compile(r"\s*,")
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,14 @@ def locate(text: str, paths: Collection[Path]) -> dict[Path, Member]:
     >>> locate('{"a": [1, "b"]}', [("a", 1)])
     {('a', 1): Member(key=10, start=10, end=13)}
     """
+    members = dict(_members(text, paths))  # the last one of each path
+    return {path: members[path] for path in paths if path in members}
+
+
+def _members(text: str, paths: Collection[Path]) -> Iterator[tuple[Path, Member]]:
+    """Yield the values at some paths and at those that lead there, as they end; repeated keys repeat a path."""
     # A value whose path is no prefix of a wanted one is passed over without decoding its keys.
     prefixes = {path[:depth] for path in paths for depth in range(len(path) + 1)}
-    members: dict[Path, Member] = {}
     open_containers: list[_Container] = []
     path: Path | None = ()  # of the next value
     key_start, reads_key = -1, False
@@ -85,21 +91,27 @@ def locate(text: str, paths: Collection[Path]) -> dict[Path, Member]:
             container = open_containers.pop()
             path, first, start, reads_key = container.path, container.key, container.start, False
         if path is not None:
-            members[path] = Member(first, start, match.end())
-    return {path: members[path] for path in paths if path in members}
+            yield path, Member(first, start, match.end())
 
 
-def with_strings(text: str, strings: Mapping[Path, str]) -> str:
-    """Replace the values at some paths by strings.
+def with_strings(text: str, strings: Mapping[Path, str], inserted: Mapping[Path, Any] | None = None) -> str:
+    """Replace the values at some paths by strings, and insert values in front of the items of lists at some paths.
 
-    >>> with_strings('{"n": 1.0e2, "a": ["x", "y"]}', {("a", 0): "new"})
-    '{"n": 1.0e2, "a": ["new", "y"]}'
+    >>> with_strings('{"n": 1.0e2, "a": ["x", "y"]}', {("a", 0): "new"}, {("a", 1): 2})
+    '{"n": 1.0e2, "a": ["new", 2, "y"]}'
     """
-    pieces, end = [], 0
-    for path, member in sorted(locate(text, strings).items(), key=lambda item: item[1].start):
-        pieces += [text[end : member.start], json.dumps(strings[path], ensure_ascii=False)]
-        end = member.end
-    return "".join([*pieces, text[end:]])
+    inserted = inserted or {}
+    edits = list[tuple[int, int, str]]()
+    for path, member in locate(text, {*strings, *inserted}).items():
+        if path in inserted:
+            edits.append((member.start, member.start, json.dumps(inserted[path], ensure_ascii=False) + ", "))
+        if path in strings:
+            edits.append((member.start, member.end, json.dumps(strings[path], ensure_ascii=False)))
+    pieces, last = [], 0
+    for start, end, new in sorted(edits):
+        pieces += [text[last:start], new]
+        last = end
+    return "".join([*pieces, text[last:]])
 
 
 def without_member(text: str, name: str) -> str:
@@ -108,26 +120,29 @@ def without_member(text: str, name: str) -> str:
     >>> without_member('{"sp": {"off": true}, "n": 1}', "sp")
     '{ "n": 1}'
     """
-    while member := locate(text, [(name,)]).get((name,)):
-        before, after = text[: member.key], text[member.end :]
-        if after.lstrip().startswith(","):
-            after = after.lstrip()[1:]
+    rest, last = "", 0
+    for path, member in _members(text, [(name,)]):
+        if path != (name,):
+            continue
+        rest += text[last : member.key]
+        if comma := COMMA.match(text, member.end):
+            last = comma.end()
         else:
-            before = before.rstrip().removesuffix(",")
-        text = before + after
-    return text
+            rest, last = rest.rstrip().removesuffix(","), member.end
+    return rest + text[last:]
 
 
 def with_member(text: str, path: Path, name: str, value: Any) -> str:
-    """Append a member to the object at a path; the text as it is where there is none.
+    """Set a member of the object at a path; the text as it is where there is none.
 
     >>> with_member('{"usage": {"n": 1}}', ("usage",), "sp", {"shortened": 2})
     '{"usage": {"n": 1, "sp": {"shortened": 2}}}'
     """
-    member = locate(text, [path]).get(path)
-    if member is None or text[member.start] != "{":
+    members, new = locate(text, [path, (*path, name)]), json.dumps(value, ensure_ascii=False)
+    if member := members.get((*path, name)):
+        return text[: member.start] + new + text[member.end :]
+    owner = members.get(path)
+    if owner is None or text[owner.start] != "{":
         return text
-    content = text[member.start + 1 : member.end - 1]
-    comma = ", " if content.strip() else ""
-    added = f"{comma}{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}"
-    return text[: member.end - 1] + added + text[member.end - 1 :]
+    comma = ", " if text[owner.start + 1 : owner.end - 1].strip() else ""
+    return f"{text[: owner.end - 1]}{comma}{json.dumps(name)}: {new}{text[owner.end - 1 :]}"

@@ -201,10 +201,10 @@ class Front:
         # Short requests are recognised here, without waiting for the drafter's only thread.
         outcome = self.history.too_short(api, body, rules) or await self._draft(api, body, rules)
         self.metrics.count(outcome)
-        if not outcome.texts:
+        if not outcome.is_changed:
             return raw, outcome
-        self.recent.appendleft(replace(outcome, body={}, texts={}))
-        return with_strings(text, outcome.texts).encode(), outcome
+        self.recent.appendleft(replace(outcome, body={}, texts={}, blocks={}))
+        return with_strings(text, outcome.texts, outcome.blocks).encode(), outcome
 
     async def _draft(self, api: Api, body: dict[str, Any], rules: Rules) -> ShortenedRequest:
         """Shorten a request on the drafter's thread; RequestError as soon as nothing listens upstream."""
@@ -234,7 +234,7 @@ class Front:
         return self._server
 
     async def _send(self, request: Request, raw: bytes, outcome: ShortenedRequest | None) -> Response:
-        changed = outcome is not None and bool(outcome.texts)
+        changed = outcome is not None and outcome.is_changed
         headers = request.headers.raw
         if changed:  # so that the usage can be read and added to
             headers = [*(pair for pair in headers if pair[0] != b"accept-encoding"), (b"accept-encoding", b"identity")]
@@ -272,9 +272,10 @@ class Front:
         finally:
             await reply.aclose()
         text, body = _json_object(raw)
-        if body is not None and isinstance(body.get("usage"), dict):
-            self._count_usage(outcome, body["usage"])
-            raw = with_member(text, ("usage",), "sp", outcome.usage()).encode()
+        if body is not None and isinstance(usage := body.get("usage"), dict):
+            self._count_usage(outcome, usage)
+            own = outcome.usage() | ({"upstream": usage["sp"]} if "sp" in usage else {})  # of `sp serve`
+            raw = with_member(text, ("usage",), "sp", own).encode()
         response = Response(raw, reply.status_code)
         length = (b"content-length", str(len(raw)).encode())
         response.raw_headers = [*reply_headers(reply), length, *_own_headers(outcome)]

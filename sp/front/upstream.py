@@ -135,9 +135,9 @@ def prompt_tokens(usage: Mapping[str, Any]) -> tuple[int, int]:
     """
 
     def count(value: Any) -> int:
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 53 else 0
 
-    if "cache_read_input_tokens" in usage:
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
         cached = count(usage.get("cache_read_input_tokens"))
         return count(usage.get("input_tokens")) + cached + count(usage.get("cache_creation_input_tokens")), cached
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
