@@ -83,7 +83,7 @@ class ScoreRequest:
         whole prompt, within rounding.
     gpus : ContextParallel, optional
         GPUs with a copy of the model each, `model` itself on the first. They share the pass of scorers by the prompt's
-        own attention, where there are no prefix keys; for all others only `model` runs.
+        own attention, where no token has prefix keys yet; for all others only `model` runs.
     """
 
     model: Model

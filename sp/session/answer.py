@@ -36,7 +36,7 @@ Progress = Callable[[int], None]
 class OnGPUs:
     """Reports of GPUs that share the target on an answer, complete once `PrefilledAnswer.tokens` is closed.
 
-    `peaks`: most bytes in use on each up to the first token, 0 on the CPU; `refused`: see `PooledCache.refused`.
+    `peaks`: most bytes in use on each up to the first token, 0 on the CPU; `refused`: see `CacheGraphs.refused`.
     """
 
     peaks: list[int]
@@ -224,37 +224,72 @@ def begin_on_gpus(
 ) -> PrefilledAnswer:
     """Run `begin` on every GPU that shares the target, each with a cache and a draft of its own.
 
-    They choose the same tokens, or take those of the first GPU where the decoder is observed; the first GPU's are
-    returned. No GPU reads further than tokens are requested, so that an answer that is ended early leaves them equal.
-    SpError as for `begin`, and for a GPU that failed; cached state on all gpus is dropped then.
+    See `answer_on_gpus`; kept caches and graphs of all GPUs are dropped after a failure.
     """
-    model, pools = target.model, pool.gpus
-    assert isinstance(model, SharedModel), "only for shared targets"
-    assert pools is not None
+    pools = pool.gpus
+    assert pools is not None, "only for shared targets"
     if isinstance(options.decode, Speculative):
         required_draft(draft)
+
+    def start(part: ShardModel, own: RunOptions, progress: Progress | None) -> PrefilledAnswer:
+        rank = part.shard.rank
+        return begin(replace(target, model=part), compressed, own, progress, draft_of(draft, rank), pools.pools[rank])
+
+    def refused() -> str | None:
+        idle = pools.pools[0].idle
+        return None if idle is None else idle.refused
+
+    return answer_on_gpus(target, options, progress, start, refused, spoiled=pools.spoiled)
+
+
+def answer_on_gpus(
+    target: Loaded,
+    options: RunOptions,
+    progress: Progress | None,
+    start: Callable[[ShardModel, RunOptions, Progress | None], PrefilledAnswer],
+    refused: Callable[[], str | None],
+    spoiled: Callable[[], object] = lambda: None,
+) -> PrefilledAnswer:
+    """Return the answer that all GPUs that share the target compute together.
+
+    They choose the same tokens, or take those of the first GPU where the decoder is observed; the first GPU's are
+    returned. No GPU reads further than tokens are requested, so that an answer that is ended early leaves them equal.
+
+    Parameters
+    ----------
+    start : callable
+        Begins the answer with a GPU's shard, its options, and the progress to report.
+    refused : callable
+        Called at the end for the first GPU: see `CacheGraphs.refused`.
+    spoiled : callable
+        Called after a failure, see `stream`.
+
+    Raises
+    ------
+    SpError
+        As `start`, and for a GPU that failed.
+    """
+    model = target.model
+    assert isinstance(model, SharedModel), "only for shared targets"
     report, leader = OnGPUs([0] * model.shards.group.size), TokenLeader(model.shards.group.size)
 
     def work(part: ShardModel) -> Generator[Any]:
         rank = part.shard.rank
-        pool, own_target = pools.pools[rank], replace(target, model=part)
         own = replace(options, decode=leader.decoder(options.decode, rank)) if options.decode.observed else options
         # Inside, followers may wait for the leader; however it ends, they are released.
         with leader.leading() if rank == 0 else nullcontext():
             with _metered(part, report.peaks):
-                prefilled = begin(
-                    own_target, compressed, own, progress if rank == 0 else None, draft_of(draft, rank), pool
-                )
+                prefilled = start(part, own, progress if rank == 0 else None)
             try:
                 with closing(prefilled.rest):
                     yield prefilled
                     yield from prefilled.rest
             finally:
                 # All GPUs capture the same graphs, so one of them can report.
-                if rank == 0 and pool.idle is not None:
-                    report.refused = pool.idle.refused
+                if rank == 0:
+                    report.refused = refused()
 
-    pieces = stream(model.shards, work, spoiled=pools.drop)
+    pieces = stream(model.shards, work, spoiled=spoiled)
     first: PrefilledAnswer = next(pieces)
     return replace(first, rest=pieces, gpus=report)
 

@@ -211,11 +211,11 @@ class Conversation:
         # Each cache is copied while its model has the device, which may offload the other.
         ids = own.tokens.target(prompt).ids
         with ExitStack() as stack:
-            other._memory.target = attempt(stack, "target", len(ids), partial(own.target.fork, ids))
+            other._memory.target = attempt(stack, "target", len(ids), lambda: own.target.fork(ids))
         if own.drafter is not None:
-            ids = own.tokens.drafter(prompt).ids
+            drafted = own.tokens.drafter(prompt).ids
             with ExitStack() as stack:
-                other._memory.drafter = attempt(stack, "drafter", len(ids), partial(own.drafter.fork, ids))
+                other._memory.drafter = attempt(stack, "drafter", len(drafted), partial(own.drafter.fork, drafted))
         return other
 
     def changes(self, *, full: bool = False) -> RecordData | None:
@@ -251,7 +251,8 @@ class Conversation:
     @property
     def nbytes(self) -> int:
         """Size in bytes of both caches on the device of the models, and of the graphs that use them."""
-        return self._memory.target.nbytes + sum(cache.nbytes for cache in self._memory.caches[1:])
+        drafter = self._memory.drafter
+        return self._memory.target.nbytes + (0 if drafter is None else drafter.cache.nbytes)
 
     @property
     def host_nbytes(self) -> int:

@@ -392,9 +392,10 @@ def replicated(drafter: Loaded, group: NcclGroup, load_copy: Callable[[Device], 
             f"{drafter.path.name} has recurrent layers, whose state would go from GPU to GPU; leave --gpus away, or "
             "take a drafter of attention layers"
         )
-    return ContextParallel(
-        group, [drafter.model, *(loaded.model for loaded in copies(group, lambda: load_copy("cuda")))]
-    )
+    models = [drafter.model, *(loaded.model for loaded in copies(group, lambda: load_copy("cuda")))]
+    for model in models:
+        model.key_bases = drafter.model.key_bases  # measured once
+    return ContextParallel(group, models)
 
 
 def gpus_line(gpus: ContextParallel, together: bool) -> str:

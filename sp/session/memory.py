@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from sp.arrays import Bools, Floats, Ints
 from sp.models import Cache, ModelConfig, SessionCache
-from sp.models.cache.transfer import ParkedCache, States
+from sp.models.cache.transfer import CacheChanges, ParkedCache, States
 from sp.models.run.chunked import cross_gap
+from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.rope import Rope
 from sp.prompt import TokenisedPrompt
 from sp.prompt.spans import same_start
@@ -148,6 +149,9 @@ CLOSE = 512
 some hundred tokens again."""
 
 
+CacheContents = tuple[ParkedCache, Mapping[int, States]]  # arguments of `SessionCache.put`
+
+
 class TargetMemory:
     """The target's part of a conversation.
 
@@ -155,9 +159,16 @@ class TargetMemory:
     about the tokens of the `transcript`, including those left out.
     """
 
-    def __init__(self, target: Loaded, options: RunOptions, snapshots: int) -> None:
+    def __init__(
+        self,
+        target: Loaded,
+        options: RunOptions,
+        snapshots: int,
+        bases: Callable[[str], Mapping[int, KeyBasis]] | None = None,
+    ) -> None:
         self._loaded, self._options = target, options
         model = target.model
+        self._bases = bases or model.bases_for
         self.cache = SessionCache(
             model.config,
             options.kv,
@@ -165,7 +176,7 @@ class TargetMemory:
             device=model.device,
             snapshots=snapshots,
             precision=model.arithmetic.attention,
-            bases=model.bases_for,
+            bases=self._bases,
         )
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
         self._graphs: CacheGraphs | None = None
@@ -227,14 +238,38 @@ class TargetMemory:
         self.slots += Slots(fed, position + np.arange(len(fed)), index, index)
         self.transcript = np.concatenate([self.transcript, fed])
 
-    def put(self, slots: Slots, transcript: Ints, contents: ParkedCache, snapshots: Mapping[int, States]) -> None:
-        """Load the contents of another memory of the same model and options; see `SessionCache.put`."""
-        self.cache.put(contents, snapshots)
+    def reserve(self, tokens: int, room: int) -> None:
+        """Rewind the cache to `tokens` and make room for `room` more, which `begin` does by itself."""
+        self.cache.rewind_to(tokens)
+        with self.cache.reading(room) as cache:
+            self._graphs_of(cache)
+
+    def settle(self) -> None:
+        """See `SessionCache.settle`."""
+        self.cache.settle()
+
+    def changes(self, *, full: bool) -> list[CacheChanges]:
+        """Return what is new in each of the `caches`, see `SessionCache.changes`."""
+        return [self.cache.changes(full=full)]
+
+    def put(self, slots: Slots, transcript: Ints, *contents: CacheContents) -> None:
+        """Load the contents of the caches of another memory of the same model and options; see `SessionCache.put`."""
+        self.cache.put(*contents[0])
         self.slots, self.transcript = slots, transcript
+
+    @property
+    def caches(self) -> tuple[SessionCache, ...]:
+        """The cache, as a tuple."""
+        return (self.cache,)
+
+    @property
+    def refused(self) -> str | None:
+        """See `CacheGraphs.refused`."""
+        return None if self._graphs is None else self._graphs.refused
 
     def fork(self, ids: Ints) -> TargetMemory:
         """Return another memory with the cached part of a transcript's beginning; this one is unchanged."""
-        other = TargetMemory(self._loaded, self._options, 1)
+        other = TargetMemory(self._loaded, self._options, 1, self._bases)
         decided = same_start(self.transcript, ids)
         common = self.slots.before(decided)
         other.cache = self.cache.fork(min(common, self.cache.tokens))
@@ -248,12 +283,12 @@ class TargetMemory:
 
     def offload(self) -> bool:
         """Move the cache to host memory; False if all of it was there."""
-        self._end_graphs()
+        self.end_graphs()
         return self.cache.park()
 
     def clear(self) -> None:
         """Forget everything and free its memory."""
-        self._end_graphs()
+        self.end_graphs()
         self.cache.clear()
         self.slots, self.transcript = Slots.none(), np.empty(0, np.int64)
 
@@ -286,11 +321,12 @@ class TargetMemory:
         """Return the cache with its graphs, and free the graphs of the cache it grew from, which they keep alive."""
         model = self._loaded.model
         if self._graphs is None or not self._graphs.serves(model, cache):
-            self._end_graphs()
+            self.end_graphs()
             self._graphs = CacheGraphs(model, cache)
         return self._graphs
 
-    def _end_graphs(self) -> None:
+    def end_graphs(self) -> None:
+        """End the graphs that use the cache; they are captured again when needed."""
         if self._graphs is not None:
             self._graphs.end()
             self._graphs = None

@@ -20,9 +20,10 @@ from sp.session.answer import PrefilledAnswer, Progress
 from sp.session.compress import SelectedTokens, positions_for, selection_request
 from sp.session.decision import ModelPair, over
 from sp.session.loaded import Loaded
-from sp.session.memory import DrafterMemory, Slots, TargetMemory, TurnPlan, message_ends, message_starts
+from sp.session.memory import DrafterMemory, Slots, TurnPlan, message_ends, message_starts
 from sp.session.options import ConversationOptions, Positions, Recall, RunOptions, check_run
 from sp.session.result import Recalled, RecallMethod, Scored
+from sp.session.shared_memory import target_memory
 from sp.session.tokenise import Vocabularies, Waiting, timed
 
 LONGEST = 64  # tokens of the longest sentence that comes back whole
@@ -266,7 +267,7 @@ class Memory:
     ) -> None:
         self.tokens, self.options = tokens, options
         layers = check_run(run, pipeline.drafter)
-        self.target = TargetMemory(pipeline.target, run, options.snapshots)
+        self.target = target_memory(pipeline.target, run, options.snapshots, pipeline.memory_manager)
         self.drafter: DrafterMemory | None = None
         if layers is not None and pipeline.drafter is not None:
             self.drafter = DrafterMemory(pipeline.drafter, layers, options.keys, options.snapshots)
@@ -299,7 +300,13 @@ class Memory:
     @property
     def caches(self) -> tuple[SessionCache, ...]:
         """The session caches of both models."""
-        return (self.target.cache, *([] if self.drafter is None else [self.drafter.cache]))
+        return (*self.target.caches, *([] if self.drafter is None else [self.drafter.cache]))
+
+    def settle(self) -> None:
+        """Move what need not stay on the device to host memory; to be called when no request waits."""
+        self.target.settle()
+        if self.drafter is not None:
+            self.drafter.cache.settle()
 
 
 @dataclass

@@ -96,8 +96,7 @@ def answer(
         with trace.stage("recall", int((~turn.present).sum()) if turn.recalling else 0):
             work = turn.lay_out(pipeline.target, options, scored, scores, selection)
         answered = finish(pipeline, tokenised, turn.cost, work, *reporting)
-        for cache in turn.memory.caches:
-            cache.settle()
+        turn.memory.settle()
     gpus = [*trace.facts.get("cards", ()), *trace.facts.get("target_cards", ())]
     facts = {"cards": gpus, "window": plan.fit.note, "residency": pipeline.memory_manager.report(start)}
     facts["dropped"] = dropped_lines(tokenised, scored, 0 if turn is None else turn.since)
@@ -210,7 +209,7 @@ def score_tokens(
     budget of device memory is too small.
     """
     role, reader = pipeline.scoring_model(options)
-    gpus = pipeline.gpus if role == "drafter" and keys is None else None
+    gpus = pipeline.gpus if role == "drafter" else None
     n, scorer = len(drafted), options.scorer
     new = n - (keys.cache.tokens if keys else 0)  # tokens that the model has to read
     if (budget := pipeline.memory_manager.budget) is not None:

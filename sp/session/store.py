@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from sp import __version__
 from sp.errors import ConfigError, PromptError
+from sp.models.shards.shards import SharedModel
 from sp.prompt import Prompt, TokenisedPrompt
 from sp.scoring.calibration.record import file_sha256
 from sp.session.compress import with_positions
@@ -300,4 +301,5 @@ def _described(loaded: Loaded | None, named: Callable[[Loaded], str]) -> str:
         return "none"
     model = loaded.model
     rope = f"{model.config.rope!r} {loaded.requested_rope}"  # a requested scaling decides how long prompts are read
-    return f"{named(loaded)} {loaded.nbytes} {loaded.tokenizer.sha256} {model.device} {rope}"
+    shared = f" by {model.shards.group.size}" if isinstance(model, SharedModel) else ""
+    return f"{named(loaded)} {loaded.nbytes} {loaded.tokenizer.sha256} {model.device}{shared} {rope}"

@@ -14,7 +14,7 @@ from sp.models.shards.shards import SharedModel, stream
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
-from sp.session import Conversation, Pipeline, RunOptions, embedded, load
+from sp.session import Pipeline, RunOptions, embedded, load
 from sp.session.loaded import sharing
 from sp.studies.sample import sample
 
@@ -122,7 +122,7 @@ def test_refusals_are_one_line(shared: Pipeline) -> None:
         with pytest.raises(ConfigError, match=r"sharded over several GPUs; use --target-gpus 1"):
             shared.run(asked, options(scorer=scorer), full=False)
     with pytest.raises(ConfigError, match=r"2 GPUs share cannot do this, .* leave it on one with --target-gpus 1$"):
-        Conversation(shared).ask([{"role": "user", "content": "What is it?"}])
+        shared.target.model.new_cache(9)
     with pytest.raises(ConfigError, match=r"of a single GPU; omit it, or --gpus and --target-gpus$"):
         sharing(1, 2, "cuda", 1 << 30)
     with pytest.raises(

@@ -161,6 +161,10 @@ class ContextParallelCache(Cache):
         """Return where keys and values up to the end of the visible chunk are stored, once they are gathered."""
         return self._paged(layer, self._all[self._place(layer)], self._seen)
 
+    def block_table(self, layer: int) -> tuple[int, ...]:
+        """Return the pages of a layer, in token order."""
+        return tuple((self._context_chunks.table() + self._starts[self._place(layer)]).tolist())
+
     def all_pages(self, layer: int) -> Ints:
         """Return the pages of a layer, on the device of the cache; every second layer uses the same ones."""
         return self._all[self._place(layer)]  # type: ignore[no-any-return]

@@ -228,6 +228,11 @@ class SessionCache:
         return bool(self.config.delta_layers)
 
     @property
+    def format(self) -> tuple[str, bool | None]:
+        """`kv` and `rotate`, see `Cache`."""
+        return self._format
+
+    @property
     def places(self) -> tuple[int, ...]:
         """Token counts of the snapshots, ascending."""
         return self._snapshots.places

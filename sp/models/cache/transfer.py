@@ -14,6 +14,7 @@ from sp.kernels import import_cupy, is_device
 from sp.models.cache.cache import Cache
 from sp.models.cache.kv_type import KVType
 from sp.models.config import ModelConfig
+from sp.ops.array_module import array_module
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 
 ALIGN = 256  # bytes between arrays in a host buffer
@@ -108,7 +109,7 @@ States = Mapping[int, tuple[Floats, Floats]]  # inputs of the convolution and re
 def take_states(cache: Cache) -> States:
     """Copy the recurrent states, in device memory if there is room and in host memory otherwise."""
     try:
-        return _states_of(cache, lambda array: array.copy())
+        return _states_of(cache, _copy)
     except (DeviceError, MemoryError):
         return _states_of(cache, _on_host)
 
@@ -161,6 +162,18 @@ def copy_cache(source: Cache, target: Cache, tokens: int) -> None:
         target.places[:tokens] = source.places[:tokens]
     target.crop(tokens)
     put_states(target, _states_of(source, lambda array: array))
+
+
+def copy_pages(source: Cache, target: Cache, layer: int, tokens: int) -> None:
+    """Copy a layer's first `tokens` keys and values to a cache with pages for them, of the same format, on the same
+    device; counts stay. On the device copies are queued, and nothing is loaded, allocated or waited for."""
+    blocks, here, there = -(-tokens // PAGE_TOKENS), source.stored(layer), target.stored(layer)
+    old, new = (np.array(cache.block_table(layer)[:blocks], np.int64) for cache in (source, target))
+    cuts = np.flatnonzero((np.diff(old) != 1) | (np.diff(new) != 1)) + 1
+    for run in np.split(np.arange(blocks), cuts):
+        pages, places = (slice(int(table[run[0]]), int(table[run[-1]]) + 1) for table in (old, new))
+        copy_over(here.k[pages], there.k[places])
+        copy_over(here.v[pages], there.v[places])
 
 
 @dataclass(frozen=True)
@@ -262,6 +275,12 @@ class CacheChanges:
 def _states_of(cache: Cache, copied: Callable[[Any], Any]) -> States:
     states = ((layer, cache.state(layer)) for layer in cache.config.delta_layers)
     return {layer: (copied(state.conv), copied(state.recurrent)) for layer, state in states}
+
+
+def _copy(array: Any) -> Any:
+    copy = array_module(array).empty_like(array)
+    copy_over(array, copy)
+    return copy
 
 
 def _on_host(array: Any) -> Any:

@@ -23,6 +23,7 @@ from sp.models import (
     read_layer_major,
     read_with_replay,
 )
+from sp.models.cache.transfer import copy_pages
 from sp.models.run.hooks import counts_on_host
 from sp.ops.array_module import array_module
 from sp.ops.attention.attention_heads import unrotate
@@ -171,14 +172,15 @@ class AttentionScorer(ReadingScorer):
 def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, rows: int, depth: int) -> None:
     """Run a model over a prompt as `read_layer_major` does, with the keys of one layer in memory at a time.
 
-    With prefix keys, only the tokens that they lack are computed, and appended to them; without, several GPUs share the
-    work if the request has them. The last `rows` tokens are always computed, because their queries are needed.
+    With prefix keys, only the tokens that they lack are computed, and appended to them. Several GPUs, if the request
+    has them, share the work where no token has such keys. The last `rows` tokens are always computed, because their
+    queries are needed.
     """
     model, n, keys = request.model, len(request.ids), request.keys
     options: dict[str, Any] = {"attend": attend, "depth": depth}
     hooks = replace(hooks, progress=request.progress)
-    if keys is None and request.gpus is not None:
-        read_context_parallel(*request.gpus, request.ids, request.positions, hooks, rows=rows, **options)
+    if request.gpus is not None and (keys is None or not keys.cache.rewind_to(n - rows)):
+        read_on_gpus(request, hooks, rows=rows, **options)
         return
     if (
         keys is None
@@ -201,6 +203,28 @@ def read_prompt(request: ScoreRequest, hooks: Hooks, *, attend: LayerAttention, 
         start = stop
         if not last:
             session_cache.mark()
+
+
+def read_on_gpus(request: ScoreRequest, hooks: Hooks, **options: Any) -> None:
+    """Run `read_context_parallel` over a prompt; prefix keys get a copy of all keys, on the first GPU."""
+    assert request.gpus is not None, "several GPUs"
+    prompt, n = (*request.gpus, request.ids, request.positions), len(request.ids)
+    if request.keys is None:
+        read_context_parallel(*prompt, hooks, **options)
+        return
+    kv, rotate = request.keys.cache.format
+    with request.keys.cache.reading(n) as own:
+        own.reserve(n)
+
+        def on_attention(layer: int, q: Floats, cache: Cache) -> None:
+            if hooks.on_attention is not None:
+                hooks.on_attention(layer, q, cache)
+            copy_pages(cache, own, layer, n)
+
+        read_context_parallel(*prompt, replace(hooks, on_attention=on_attention), kv=kv, rotate=rotate, **options)
+        if len(own.places):
+            own.places[:n] = request.model.place(request.positions)
+        own.crop(n)
 
 
 def scaled_queries(q: Floats, model: Model, layer: int) -> Floats:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+from weakref import WeakSet
+
 from sp.decode import Speculative
 from sp.decode.base import GraphDecoder
 from sp.decode.speculate import Cycle, new_cycle
@@ -47,6 +50,11 @@ class CacheGraphs:
         return {} if self._prefill is None else self._prefill.take_counts()
 
     @property
+    def refused(self) -> str | None:
+        """Reason why something is launched kernel by kernel instead of as a CUDA graph."""
+        return next((graph.refused for graph in self._graphs if graph is not None and graph.refused), None)
+
+    @property
     def graph_nbytes(self) -> int:
         """Size in bytes of the graphs for prefill."""
         return 0 if self._prefill is None else self._prefill.nbytes
@@ -56,6 +64,10 @@ class CacheGraphs:
         for graphs in (self._greedy, self._prefill):
             if graphs is not None:
                 graphs.end()
+
+    @property
+    def _graphs(self) -> tuple[GraphDecoder | PrefillGraphs | Cycle | None, ...]:
+        return self._greedy, self._prefill
 
 
 class PooledCache(CacheGraphs):
@@ -71,12 +83,6 @@ class PooledCache(CacheGraphs):
     def fits(self, model: Model, tokens: int, kv: str, rotate: bool | None) -> bool:
         """Return True if it can hold such a sequence; not once weights have moved, as graphs contain addresses."""
         return self.serves(model, self.cache) and self._form == (kv, rotate) and tokens <= self.cache.capacity
-
-    @property
-    def refused(self) -> str | None:
-        """Reason why something is launched kernel by kernel instead of as a CUDA graph."""
-        graphs = self._greedy, self._prefill, self._cycle and self._cycle[1]
-        return next((graph.refused for graph in graphs if graph is not None and graph.refused), None)
 
     def session(self, draft: Draft) -> DraftSession:
         """Return a session of the draft that has no history yet."""
@@ -106,6 +112,10 @@ class PooledCache(CacheGraphs):
         """Free everything."""
         self._end_cycle()
         super().end()
+
+    @property
+    def _graphs(self) -> tuple[GraphDecoder | PrefillGraphs | Cycle | None, ...]:
+        return *super()._graphs, self._cycle and self._cycle[1]
 
     def _end_cycle(self) -> None:
         if self._cycle is not None:
@@ -170,11 +180,25 @@ class CachePool:
         return dropped
 
 
+class CapturedMemory(Protocol):
+    """A part of a conversation on GPUs that share a model, with graphs."""
+
+    def end_graphs(self) -> None:
+        """End the graphs."""
+
+
 class GPUPools:
-    """A cache pool for each of the GPUs that share a model."""
+    """A cache pool for each of the GPUs that share a model, and the `memories` of conversations on them."""
 
     def __init__(self, group: ParallelGroup, keep: bool = True) -> None:
         self.group, self.pools = group, [CachePool(keep) for _ in range(group.size)]
+        self.memories = WeakSet[CapturedMemory]()
+
+    def spoiled(self) -> None:
+        """Drop kept caches and end all graphs after a run that failed: they have captured its communicators."""
+        self.drop()
+        for memory in self.memories:
+            memory.end_graphs()
 
     def drop(self) -> bool:
         """Free the kept caches of all GPUs while none is working; returns True if there was any."""

@@ -164,6 +164,19 @@ class MemoryManager:
         finally:
             self._busy = busy
 
+    def with_caches_moved(self, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, which allocates on any GPU; caches are dropped or offloaded while it fails.
+
+        For GPUs that share a model, whose memory has no budget.
+        """
+        while True:
+            try:
+                with device_errors():
+                    return work()
+            except DeviceError:
+                if not self._move_cache():
+                    raise
+
     @contextmanager
     def metered(self) -> Iterator[None]:
         """Count memory by the byte inside; see `Meter`."""
@@ -246,12 +259,8 @@ class MemoryManager:
         are offloaded, the least recently used first, then what can be dispensed with: prequantized weights, and the
         room that experts are copied to.
         """
-        if size and self.cache_pool.drop():
+        if size and self._move_cache():
             return True
-        for client in sorted(self.clients, key=lambda client: client.used):
-            if size and client.offload_for(self._busy):
-                self._offloads += 1
-                return True
         for name, parts in self._models.items():
             if size and name != self._busy and (parts.drop_prequantized_rows() or parts.drop_ring()):
                 self._offloads += 1
@@ -262,6 +271,14 @@ class MemoryManager:
                 self._offload(name, going)
                 freed += sum(parts.sizes[part] for part in going)
         return freed > 0
+
+    def _move_cache(self) -> bool:
+        """Drop the idle cache, or else offload the client used longest ago; False if there is none."""
+        if self.cache_pool.drop():
+            return True
+        moved = any(client.offload_for(self._busy) for client in sorted(self.clients, key=lambda client: client.used))
+        self._offloads += moved
+        return moved
 
     def _offload(self, name: str, going: list[str]) -> None:
         parts, start = self._models[name], time.perf_counter()

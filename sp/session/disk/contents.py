@@ -14,7 +14,7 @@ from sp.arrays import Ints
 from sp.models import SessionCache
 from sp.models.cache.transfer import CacheChanges, ParkedCache, States
 from sp.session.disk.records import Array, DamagedError, DiskRecord, StoredArray
-from sp.session.memory import Slots
+from sp.session.memory import CacheContents, Slots
 from sp.session.recall import Memory
 
 THREADS = 8  # read and hash arrays in parallel; a single one is slower than a disk
@@ -38,8 +38,9 @@ def changes_of(memory: Memory, *, full: bool) -> RecordData | None:
     caches = _caches(memory)
     if not all(cache.whole for cache in caches.values()):
         return None
-    changes = {name: cache.changes(full=full) for name, cache in caches.items()}
     target, drafter = memory.target, memory.drafter
+    exported = [*target.changes(full=full), *([] if drafter is None else [drafter.cache.changes(full=full)])]
+    changes = dict(zip(caches, exported, strict=True))
     arrays: dict[str, Array] = {"transcript": target.transcript}
     arrays |= {f"slots.{name}": getattr(target.slots, name) for name in COLUMNS}  # int64 (m,) each
     arrays |= {} if drafter is None else {"drafter.ids": drafter.ids}
@@ -51,7 +52,9 @@ def changes_of(memory: Memory, *, full: bool) -> RecordData | None:
 
 
 def _caches(memory: Memory) -> dict[str, SessionCache]:
-    return dict(zip(("target", "drafter"), memory.caches, strict=False))
+    """Return the caches by name: the target's, of which each GPU that shares it has one, and the drafter's."""
+    target = {f"target-{rank}" if rank else "target": cache for rank, cache in enumerate(memory.target.caches)}
+    return target if memory.drafter is None else target | {"drafter": memory.drafter.cache}
 
 
 def _facts(changes: CacheChanges, cache: SessionCache) -> dict[str, Any]:
@@ -202,7 +205,7 @@ def put(memory: Memory, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -
         columns = [_ids(arrays[f"slots.{name}"]) for name in COLUMNS]
         if len({len(column) for column in columns}) > 1:
             raise ValueError("slots")
-        target = _cache_contents("target", facts, arrays)
+        target = (_cache_contents(name, facts, arrays) for name in _caches(memory) if name != "drafter")
         memory.target.put(Slots(*columns), _ids(arrays["transcript"]), *target)
         if memory.drafter is not None:
             memory.drafter.put(_ids(arrays["drafter.ids"]), *_cache_contents("drafter", facts, arrays))
@@ -213,9 +216,7 @@ def put(memory: Memory, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -
         raise DamagedError(f"it does not fit the models ({error})") from None
 
 
-def _cache_contents(
-    name: str, facts: Mapping[str, Any], arrays: Mapping[str, Array]
-) -> tuple[ParkedCache, Mapping[int, States]]:
+def _cache_contents(name: str, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> CacheContents:
     own = facts["trails"][name]
 
     def both(keys: Iterable[str]) -> tuple[Array, Array]:
