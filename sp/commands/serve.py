@@ -18,6 +18,7 @@ from sp.chat import Thinking
 from sp.cluster import join
 from sp.commands.common import RayAddress, RunArguments, Speculator, open_pair, report_once, speculator_file
 from sp.commands.shell.parser import Adjusted, opt
+from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.kernels.device import pick_device
 from sp.plugins import Plugin, loaded_plugins
@@ -47,12 +48,15 @@ KEY = "SP_API_KEY"
 
 def serve(
     models: ModelOptions,
-    arguments: Annotated[RunArguments, Adjusted(max_new_tokens=4096)],
+    arguments: Annotated[RunArguments, Adjusted("max_new_tokens")],
     memory: ConversationOptions,
     thinking: Thinking,
     place: PlaceOptions,
     server: ServerOptions,
     speculator: Speculator = None,
+    max_new_tokens: Annotated[
+        Tokens | None, opt(least=1, help="Longest answer of a request that has no limit; --max-tokens if omitted.")
+    ] = None,
     replicas: Annotated[
         int, opt(least=1, help="Replicas behind one address, each with a pair and a GPU (or CPU), by Ray Serve.")
     ] = 1,
@@ -93,8 +97,8 @@ def serve(
     With --replicas, conversations are distributed over several replicas; a conversation is routed to the replica that
     has its KV cache.
 
-    With --gpus, several GPUs read a prompt together and share a target that does not fit on one; requests have no
-    sessions then.
+    With --gpus, several GPUs read a prompt together and share a target that does not fit on one. Sessions work as on
+    one GPU.
 
     Examples
     --------
@@ -103,7 +107,7 @@ def serve(
       sp serve --sessions 8 --session-memory 40g --session-keys q4_0
       sp serve --sessions 8 --session-dir ~/.cache/sp/sessions --session-disk 100g
       sp serve --replicas 4
-      sp serve --gpus 2 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
+      sp serve --gpus 2 --sessions 8 --target Llama-3.3-70B-Q4_K_M.gguf --drafter Llama-3.2-1B-BF16.gguf
       sp serve --cors http://localhost:3000
       sp serve --decode ddtree --set decode.budget=22
       sp serve --target Qwen3-8B-Q4_K_M.gguf --drafter Qwen3-0.6B-BF16.gguf --thinking off
@@ -118,9 +122,13 @@ def serve(
     gpus = max(place.gpus, place.target_gpus or 1)
     if replicas > 1 and gpus > 1:
         raise ConfigError("a replica runs on one GPU; omit --gpus and --target-gpus, or --replicas")
-    if server.session_dir is not None and (replicas > 1 or gpus > 1 or not server.sessions):
-        raise ConfigError("--session-dir needs one server on one GPU with --sessions of at least 1; omit --session-dir")
-    options = replace(arguments.options, max_new_tokens=min(arguments.max_new_tokens, server.max_tokens))
+    if server.session_dir is not None and (replicas > 1 or not server.sessions):
+        raise ConfigError(
+            "--session-dir needs a single server with --sessions of at least 1; omit --session-dir, or --replicas and "
+            "--sessions 0"
+        )
+    answer = server.max_tokens if max_new_tokens is None else min(max_new_tokens, server.max_tokens)
+    options = replace(arguments.options, max_new_tokens=answer)
     if isinstance(options.decode, Speculative):
         speculator = speculator_file(models.target, speculator, DECODERS.name_of(options.decode))
     service = ServiceOptions(models, speculator, place, options, thinking, memory, server)
@@ -194,9 +202,6 @@ def open_service(
 def conversations_of(service: ServiceOptions, pipeline: Pipeline, log: Callable[[str], None]) -> Conversations | None:
     """Return the store of sessions, or None without sessions; `log` is called with the reason."""
     if not service.server.sessions:
-        return None
-    if pipeline.on_gpus:
-        log("no sessions: they need a single GPU; every request is read from its beginning")
         return None
     try:
         check_run(service.options, pipeline.drafter)

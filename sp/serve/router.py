@@ -40,6 +40,8 @@ EXTRA_LOAD = 2
 Waiting for one request costs about as much as reading the prompt again, which another replica would have to do.
 """
 
+NO_REPLICA = "no replica is running"  # status of `/health`; Ray Serve starts lost ones again
+
 Holder = TypeVar("Holder", bound=Hashable)
 
 
@@ -183,9 +185,12 @@ class RouterService:
         self._closed = True
 
     async def health(self, _: Request) -> Response:
-        """Return the replicas that answer, each with its queue; 503 if there is none."""
+        """Return the replicas that answer, each with its queue; 503 if there is none.
+
+        All have answered before the router listens, so that none answers only if all were lost.
+        """
         states = [state for state in await self._ask_all("state") if state["status"] == "ok"]
-        status = "stopping" if self._closed else "ok" if states else "starting"
+        status = "stopping" if self._closed else "ok" if states else NO_REPLICA
         model = states[0].pop("model") if states else None
         queues = [{key: state[key] for key in ("process", "waiting", "running", "queue_limit")} for state in states]
         body = {"status": status, "model": model, "asked": self._replicas, "replicas": queues}

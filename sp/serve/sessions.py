@@ -18,7 +18,7 @@ from sp.trace import Reporter
 
 log = logging.getLogger("sp.serve")
 
-SESSIONS_OFF = "the server keeps no sessions (--sessions 0, or several GPUs)"
+SESSIONS_OFF = "the server keeps no sessions (--sessions 0)"
 SEVERAL_CHOICES = "the request wants several answers (n)"
 SESSION_DECLINED = "the request wants none (sp.session false)"
 

@@ -256,6 +256,9 @@ class PipelineWorker:
             except CancelledError:
                 self.metrics.requests.labels("cancelled").inc()
             except Exception as error:  # one request must not end the thread
+                if ticket.cancelled.is_set():  # several GPUs report their own error for the one that ends their work
+                    self.metrics.requests.labels("cancelled").inc()
+                    continue
                 if not isinstance(error, SpError):
                     log.exception("a request failed")
                 self._fail(ticket, as_request_error(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from sp.models.shards.shards import SharedModel
 from sp.parallel.host import HostGroup
 from sp.serve.grammars import GrammarConstraint
 from sp.serve.options import ServerOptions
-from sp.session import Pipeline, embedded, load
+from sp.session import ConversationOptions, Pipeline, embedded, load
 
 KEY, VALUE = tool.TASKS[0]
 
@@ -122,15 +123,36 @@ def test_a_grammar_that_fails_on_the_first_gpu_leaves_no_other_waiting(
     assert ask(on_gpus, max_tokens=12).json()["choices"][0]["message"]["content"] == expected[KEY]
 
 
-def test_requests_of_several_gpus_have_no_sessions(shared: Pipeline, pair: Pipeline, on_gpus: tool.Running) -> None:
-    asked: Any = SimpleNamespace(server=ServerOptions())
-    told: list[str] = []
-    assert conversations_of(asked, shared, told.append) is None
-    assert told == ["no sessions: they need a single GPU; every request is read from its beginning"]
-    assert conversations_of(SimpleNamespace(server=ServerOptions(sessions=0)), shared, told.append) is None  # type: ignore[arg-type]
-    assert len(told) == 1
-    assert not pair.on_gpus
-    assert "several GPUs" in json.dumps(ask(on_gpus).json()["usage"])
+def service(folder: Path | None, sessions: int = 8) -> Any:
+    """What `conversations_of` reads of the options of a server."""
+    return SimpleNamespace(
+        server=ServerOptions(session_dir=folder, sessions=sessions), options=tool.OPTIONS, memory=ConversationOptions()
+    )
+
+
+def test_sessions_go_on_and_outlive_the_server(shared: Pipeline, pair: Pipeline, tmp_path: Path) -> None:
+    """The turns of one GPU, and after a restart in the middle; a grammar and a sampled answer among them."""
+    notes, replies = list[str](), list[list[Any]]()
+    for pipeline, restarts in ((pair, False), (shared, True)):
+        messages, own = tool.chat(KEY, VALUE), []
+        changes: list[dict[str, Any]] = [
+            {},
+            {"temperature": 0.8, "seed": 7},
+            {"response_format": {"type": "json_object"}},
+        ]
+        for turns in [changes[:1], changes[1:]] if restarts else [changes]:
+            talks = conversations_of(service(tmp_path if restarts else None), pipeline, notes.append)
+            with tool.serving(pipeline, talks=talks) as running:
+                for change in turns:
+                    reply = ask(running, messages=messages, **change).json()
+                    said, told = reply["choices"][0]["message"], reply["usage"]["sp"]
+                    own.append((said["content"], told["session"], told["cached"], told["read"]))
+                    messages = [*messages, said, {"role": "user", "content": tool.question(KEY)}]
+        replies.append(own)
+    assert replies[0] == replies[1]
+    assert [session for _, session, *_ in replies[1]] == ["miss", "hit", "hit"]
+    assert notes == [f"{tmp_path}: sessions of these models: 1, of others: 0, 0.00 GB"]
+    assert conversations_of(service(None, 0), shared, notes.append) is None
 
 
 @pytest.mark.parametrize(

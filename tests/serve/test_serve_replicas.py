@@ -23,7 +23,7 @@ from sp import cli, cluster
 from sp.chat import Thinking
 from sp.errors import ConfigError
 from sp.serve.fields import RequestError
-from sp.serve.http import Server, listen
+from sp.serve.http import ClientLimits, Server, listen
 from sp.serve.router import PrefixIndex, prefixes_of
 from sp.session import ConversationOptions, embedded
 from sp.session.device_memory import Size
@@ -35,7 +35,7 @@ from sp.commands.serve import ServiceOptions, open_router, open_service
 from sp.serve import replica
 from sp.serve.options import ServerOptions
 from sp.serve.replica import deployed
-from sp.serve.router import AnswerRelay
+from sp.serve.router import AnswerRelay, RouterService
 
 ASKED = ServiceOptions(
     ModelOptions(), None, PlaceOptions(device="cpu"), tool.OPTIONS, Thinking(), ConversationOptions(),
@@ -239,6 +239,25 @@ def test_when_a_replica_ends_its_client_hears_of_it_once(begun: bool, streams: b
     if streams:
         assert json.loads(sent[-1]["body"].removeprefix(b"data: "))["error"]["code"] == "replica_lost"
         assert not sent[-1]["more_body"]
+
+
+class Gone:
+    """A handle of Ray Serve whose replicas were all lost."""
+
+    def options(self, **_: Any) -> None:
+        return None
+
+    def broadcast(self, method: str) -> Any:
+        raise RuntimeError(f"no replica for {method}")
+
+
+def test_health_says_that_no_replica_is_running() -> None:
+    router = RouterService(Gone(), 2, ClientLimits())
+    reply = asyncio.run(router.health(None))  # type: ignore[arg-type]
+    lost = {"status": "no replica is running", "model": None, "asked": 2, "replicas": []}
+    assert (reply.status_code, json.loads(reply.body)) == (503, lost)
+    router.close()
+    assert json.loads(asyncio.run(router.health(None)).body)["status"] == "stopping"  # type: ignore[arg-type]
 
 
 def test_prefixes_end_after_messages_from_the_first_of_the_user_on() -> None:

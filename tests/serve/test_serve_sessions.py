@@ -303,13 +303,10 @@ def test_sessions_go_on_after_a_restart_and_are_told(pair: Pipeline, tmp_path: P
     assert "sessions of these models: 1, of others: 0" in said[-1]
 
 
-@pytest.mark.parametrize("more", [["--replicas", "2"], ["--sessions", "0"], ["--gpus", "2"]])
+@pytest.mark.parametrize("more", [["--replicas", "2"], ["--sessions", "0"]])
 def test_a_folder_of_sessions_is_for_one_server_with_sessions(more: list[str], tmp_path: Path) -> None:
     result = invoke(["serve", "--session-dir", str(tmp_path / "x"), *more])
-    assert (
-        str(result.exception)
-        == "--session-dir needs one server on one GPU with --sessions of at least 1; omit --session-dir"
-    )
+    assert str(result.exception).startswith("--session-dir needs a single server with --sessions of at least 1; omit")
     assert not (tmp_path / "x").exists()
 
 

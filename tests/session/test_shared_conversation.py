@@ -154,7 +154,7 @@ def test_a_turn_may_be_cancelled_anywhere(names: tuple[str, str]) -> None:
     pipeline, turns = shared(*names), [list(chat) for chat in chats(2)]
     undisturbed = Conversation(pipeline, options(0.4))
     wants = [undisturbed.ask(turn) for turn in [*turns, turns[1]]]
-    for keywords in ({"on_token": stops(1)}, {"on_token": stops(3)}, {"progress": stops(2)}, {"progress": stops(8)}):
+    for keywords in ({"on_token": stops(1)}, {"on_token": stops(2)}, {"progress": stops(2)}, {"progress": stops(5)}):
         talk = Conversation(pipeline, options(0.4))
         talk.ask(turns[0])
         with pytest.raises((EnoughError, DeviceError)):  # in the thread of a GPU it becomes the error of that GPU
