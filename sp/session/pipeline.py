@@ -266,8 +266,9 @@ class Pipeline(ModelPair):
         Threads start, weights and heap are paged in, kernels are loaded.
         """
         unit = "the lazy dog sleeps. "
-        count = max(1, min(tokens, self.target.model.config.context // 2) // len(self.target.tokenizer.encode(unit)))
-        prompt = Prompt(unit * count, (Span("plain", 0, len(unit) * count),))
+        count = max(2, min(tokens, self.target.model.config.context // 2) // len(self.target.tokenizer.encode(unit)))
+        end = len(unit) * count
+        prompt = Prompt(unit * count, (Span("plain", 0, end), Span("question", end - len(unit), end)))
         # So that the drafter and its kernels are warmed up, too.
         compress: Compress = "always" if self.drafter else "off"
         whole = replace(options or RunOptions(), keep_ratio=1.0, max_new_tokens=4, compress=compress)

@@ -282,3 +282,8 @@ def test_warming_up_changes_no_answer(pair: Pipeline) -> None:
     before = run(pair, task, keep_ratio=0.5).answer.tokens
     pair.warm_up(64)
     assert run(pair, task, keep_ratio=0.5).answer.tokens == before
+
+
+@pytest.mark.parametrize("scorer", ["bm25", "tail[queries=question]"])
+def test_scorers_that_need_a_question_warm_up_too(pair: Pipeline, scorer: str) -> None:
+    pair.warm_up(64, RunOptions(scorer=scorer))
