@@ -65,11 +65,11 @@ READ = {
 }
 
 
-def write(model: str, out: Path) -> None:
+def write(model: str | Path, out: Path, window: int = WINDOW) -> None:
     """A copy of a model that knows tools and takes long prompts."""
     with GGUFFile.open(model) as file:
-        window = f"{file.architecture}.context_length"
-        writer = GGUFWriter(out, {**file.metadata, window: WINDOW, "tokenizer.chat_template": TEMPLATE})
+        length = f"{file.architecture}.context_length"
+        writer = GGUFWriter(out, {**file.metadata, length: window, "tokenizer.chat_template": TEMPLATE})
         for name in file.tensors:
             weight = file.weight(name)
             writer.add(name, weight.shape, weight.format, weight.data.reshape(-1))

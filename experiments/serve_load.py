@@ -137,9 +137,9 @@ async def measure(
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[tuple[str, int], int]]:
-    """`sp serve`, on a port that it picks itself: its address, and the id of its process."""
-    command = [sys.executable, "-m", "sp.cli", "serve", "--port", "0", "--no-access-log", *options]
+def serving(*options: str, name: str = "serve") -> Iterator[tuple[tuple[str, int], int]]:
+    """`sp serve` or `sp front`, on a port that it picks itself: its address, and the id of its process."""
+    command = [sys.executable, "-m", "sp.cli", name, "--port", "0", "--no-access-log", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # which nobody reads after its first lines
     try:
         assert server.stderr is not None

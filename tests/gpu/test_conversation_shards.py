@@ -112,7 +112,8 @@ def test_a_card_that_fails_costs_one_answer(
     got = talk.ask(turns[1])  # after a failure while decoding it is asked again
     # Only some tokens: other runs of a prompt go through other kernels, and rounding decides between random weights.
     assert got.answer.tokens[:2] in [result.answer.tokens[:2] for result in (want, again)]
-    assert got.usage.cached in [result.usage.cached for result in (want, again)]
+    # A state can be continued from a snapshot alone; after a failure that is the last one that all GPUs have.
+    assert 0 < got.usage.cached <= again.usage.cached
     assert other.ask(turns[2]).usage.cached > got.usage.cached  # its graphs had the old communicators
 
 
