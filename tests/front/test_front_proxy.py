@@ -99,7 +99,7 @@ def test_nothing_behind(words: Compressor, client: httpx.Client) -> None:
         assert "cannot be reached" in reply.json()["error"]["message"]
         reply = client.post(f"{front}/v1/messages", json=ASKS)
         assert reply.status_code == 502
-        assert reply.json()["type"] == "error"
+        assert (reply.json()["type"], reply.json()["error"]["type"]) == ("error", "api_error")
 
 
 WISHES = [

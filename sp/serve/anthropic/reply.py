@@ -42,8 +42,11 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
     >>> error_body(RequestError("there is no text", status=404))["error"]
     {'type': 'not_found_error', 'message': 'there is no text'}
+    >>> error_body(RequestError("the upstream server does not answer", status=502))["error"]["type"]
+    'api_error'
     """
-    kind = ERRORS.get(OVERLOADED if error.status == 503 else error.status, "invalid_request_error")
+    kind = ERRORS.get(OVERLOADED if error.status == 503 else error.status)
+    kind = kind or ("api_error" if error.status >= 500 else "invalid_request_error")
     message = f"{SHORTEN}: {error}" if error.code == TOO_LONG else str(error)
     return {"type": "error", "error": {"type": kind, "message": plain(message, LONGEST_MESSAGE)}}
 
