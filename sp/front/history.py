@@ -9,7 +9,7 @@ Passages restored for a question are written in front of it, and stay there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
@@ -179,13 +179,13 @@ class History:
         new_question = asking is not None and places[asking].newest and asking not in plan.restored
         recall = rules.recall and new_question and any(short is not None for short in plan.decisions)
         if any(plan.open) or recall:
-            self._read(plan, ratio, rules, recall)
+            self._read(plan, ratio, rules, recall, limit)
         if new_question and asking is not None and asking not in plan.restored:
             self.store.put(view.chain[asking], "")  # the same request sent again must restore nothing either
         return self._result(body, plan, frame)
 
-    def _read(self, plan: _Plan, ratio: float, rules: Rules, recall: bool) -> None:
-        """Have the drafter read the transcript, and store its decisions."""
+    def _read(self, plan: _Plan, ratio: float, rules: Rules, recall: bool, limit: int | None) -> None:
+        """Have the drafter read the transcript, and store its decisions. `limit`: most tokens to send, if any."""
         view = plan.view
         # The question is not among the texts: the drafter reads it after all of them.
         indices = [index for index, piece in enumerate(view.pieces) if not (piece.asks and piece.place == view.asking)]
@@ -201,10 +201,21 @@ class History:
             piece = view.pieces[indices[position]]
             plan.decisions[indices[position]] = short
             self.store.put(self._key(piece, rules), short, len(short.text.encode()) + 16 * len(short.kept_ranges))
-        if result.recalled and view.asking is not None:
-            plan.restored[view.asking] = OPENING + SEPARATOR.join(result.recalled) + CLOSING
+        passages = result.recalled if limit is None else self._fitting(result.recalled, plan, limit)
+        if passages and view.asking is not None:
+            plan.restored[view.asking] = OPENING + SEPARATOR.join(passages) + CLOSING
             self.store.put(view.chain[view.asking], plan.restored[view.asking])
-            plan.recalled = len(result.recalled)
+            plan.recalled = len(passages)
+
+    def _fitting(self, passages: Sequence[str], plan: _Plan, limit: int) -> list[str]:
+        """Return the passages that fit into a prompt of `limit` tokens, each next to those before it."""
+        room = limit - plan.sent - sum(map(self._tokens, plan.restored.values())) - self._tokens(OPENING + CLOSING)
+        fitting = list[str]()
+        for passage in passages:
+            if (size := self._tokens(SEPARATOR + passage)) <= room:
+                fitting.append(passage)
+                room -= size
+        return fitting
 
     def learn(self, outcome: ShortenedRequest, prompt_tokens: int) -> None:
         """Learn from the upstream server's count of a request how its vocabulary compares with the drafter's."""
@@ -352,6 +363,12 @@ class _Plan:
     restored: dict[int, str] = field(default_factory=dict)
     recalled: int = 0
     seconds: float = 0.0
+
+    @property
+    def sent(self) -> int:
+        """Tokens of all pieces as they are sent, without restored passages."""
+        pairs = zip(self.sizes, self.decisions, strict=True)
+        return sum(size if short is None else short.kept_tokens for size, short in pairs)
 
     def room(self, limit: int, restored: int) -> float:
         """Return the share of the open texts that fits next to all else; PromptError if that is too much alone."""

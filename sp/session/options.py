@@ -209,7 +209,8 @@ class RunOptions:
             raise ConfigError(
                 "speculative decoding needs dense attention in the target; omit target.alpha or use decoder greedy"
             )
-        if self.state_gaps != "compact" and (self.positions == "contiguous" or self.target_sparse is not None):
+        contiguous = self.positions == "contiguous" or self.mapping == "text_rejoin"
+        if self.state_gaps != "compact" and (contiguous or self.target_sparse is not None):
             raise ConfigError(
                 f"state_gaps {self.state_gaps} needs positions original and dense attention in the target"
             )

@@ -76,7 +76,7 @@ def choose_recalled(
     if (starts := request.characters) is not None:
         bounds = np.append(np.unique(starts[bounds[:-1]]), len(starts))  # a sentence begins with a whole character
     chosen = whole_sentences(chosen, out, omitted_scores, bounds, budget)
-    return [run for run in runs_of(chosen, scores[:decided], bounds) if run.score >= threshold], threshold
+    return runs_above(threshold, runs_of(chosen, scores[:decided], bounds)), threshold
 
 
 def runs_of(chosen: Bools, scores: Floats, bounds: Ints) -> list[OmittedRun]:
@@ -94,6 +94,21 @@ def runs_of(chosen: Bools, scores: Floats, bounds: Ints) -> list[OmittedRun]:
     return [
         OmittedRun(int(start), int(end), float(score), bool(follows))
         for (start, end), score, follows in zip(pairs, best[sentence], joined, strict=True)
+    ]
+
+
+def runs_above(threshold: float, runs: Sequence[OmittedRun]) -> list[OmittedRun]:
+    """Return the runs that reach a score; one that continues a run below it is no longer joined.
+
+    >>> runs = [OmittedRun(0, 5, 0.9), OmittedRun(50, 55, 0.1), OmittedRun(55, 60, 0.8, joined=True)]
+    >>> [(run.start, run.joined) for run in runs_above(0.5, runs)]
+    [(0, False), (55, False)]
+    """
+    reaches = [run.score >= threshold for run in runs]
+    return [
+        replace(run, joined=run.joined and before)
+        for run, before, enough in zip(runs, [False, *reaches], reaches, strict=False)
+        if enough
     ]
 
 

@@ -102,7 +102,8 @@ def answer(
     facts["dropped"] = dropped_lines(tokenised, scored, 0 if turn is None else turn.since)
     trace.facts |= report_facts(
         pipeline.target, pipeline.drafter, pipeline.speculator, options, scored, trace.stages, facts,
-        selects=selection is not None and not selection.selected.all(),
+        selects=(selection is not None and not selection.selected.all())
+        or (turn is not None and not turn.present.all()),
     )  # fmt: skip
     if scored is not None and memory is not None and memory.drafter is not None and memory.drafter.forgotten:
         trace.facts["positions"] = [*trace.facts.get("positions", ()), *memory.drafter.forgotten]

@@ -117,6 +117,30 @@ def test_the_next_question_brings_back_what_was_left_out(words: Compressor) -> N
     assert off.body["messages"][2] == messages[2]
 
 
+@pytest.mark.parametrize("room", [None, 150, 10])
+def test_what_comes_back_is_short_and_within_the_window(words: Compressor, room: int | None) -> None:
+    facts = [f"Berta keeps key {number} below the sundial." for number in range(3)]
+    text = "\n".join(story(seed, 150, fact) for seed, fact in enumerate(facts))
+    first = [{"role": "user", "content": f"{text}\n\nWhat stood by the violin?"}]
+    messages = [*first, {"role": "assistant", "content": "A kettle."},
+                {"role": "user", "content": "What does Berta keep below the sundial?"}]  # fmt: skip
+
+    def second(**rules: Any) -> Any:
+        history = History(words)
+        history.shorten("chat", {"messages": first}, RULES)
+        return history.shorten("chat", {"messages": messages}, Rules(0.2, 256, **rules))
+
+    without = second(recall=False, max_prompt_tokens=10**6)
+    limit = None if room is None else int((without.estimate + room) * History(words).per_token) + 2
+    again = second(max_prompt_tokens=limit)
+    restored = again.body["messages"][2]["content"]
+    assert limit is None or again.estimate * History(words).per_token <= limit
+    assert (again.recalled == 0) == (room == 10)
+    if room is None:
+        assert any(fact in restored for fact in facts)
+        assert len(restored) < 2048  # facts that are far from each other bring nothing of what is between them
+
+
 def test_short_requests_pass(words: Compressor) -> None:
     body = {"messages": [{"role": "user", "content": "Who is there?"}]}
     done = History(words).shorten("chat", body, RULES)

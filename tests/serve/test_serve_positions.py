@@ -30,6 +30,9 @@ def test_requests_are_told_of_positions_and_sessions_continue(pair: Pipeline) ->
             ]
             assert told["session"] == ("hit" if turn else "miss")
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        messages.append({"role": "user", "content": "Thanks."})  # nothing of it is left out, but much before it was
+        later: Any = client(server).chat.completions.create(model="any", messages=messages)
+        assert later.usage.sp["positions"] == told["positions"]
         with pytest.raises(openai.BadRequestError, match="positions"):
             client(server).chat.completions.create(
                 model="any", messages=messages, extra_body={"sp": {"positions": "original"}}

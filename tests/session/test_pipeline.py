@@ -121,7 +121,9 @@ def test_the_target_reads_for_a_scorer_that_asks_for_it(pair: Pipeline, task: Te
     assert speedup(*sizes, full) < 1 < speedup(*sizes, alone)
 
 
-@pytest.mark.parametrize("more", [{"positions": "contiguous"}, {"target_sparse": FlashPrefill(0.1)}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"positions": "contiguous"}, {"mapping": "text_rejoin"}, {"target_sparse": FlashPrefill(0.1)}], ids=str
+)
 def test_state_gaps_need_positions_that_tell_of_them(more: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="state_gaps reset needs"):
         RunOptions(state_gaps="reset", **more)  # type: ignore[arg-type]

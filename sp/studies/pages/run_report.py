@@ -114,7 +114,8 @@ def why(result: RunResult) -> str:
 def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts: dict[str, Any]) -> Trace:
     """Return the trace to save: stages, facts, spans and arrays of the run."""
     run_facts = result.answer.trace.facts
-    decided = {"rotate": options.rotated, "positions": positions_for(options, pipeline.target.model.config)}
+    used = result.options or options  # a prompt over the window has other positions than the options say
+    decided = {"rotate": options.rotated, "positions": positions_for(used, pipeline.target.model.config)}
     trace = Trace(stages=result.answer.trace.stages, facts=dict(facts))
     trace.facts |= {
         "target": pipeline.target.describe(),
