@@ -87,7 +87,8 @@ def proxy(port: int) -> Iterator[str]:
         thread.join()
         for task in (tasks := asyncio.all_tasks(loop)):
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
         loop.close()
 
 
