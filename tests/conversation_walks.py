@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import sp.session.answer
+from sp.errors import PromptError
 from sp.models import prefill
 from sp.prompt import TokenisedPrompt, transfer_scores
 from sp.prompt.prompt import prompt_of
@@ -199,3 +202,20 @@ def restarted_turns(where: Pipeline, folder: Path, turns: int = 4, size: int = S
             talks._entries[0].talk.offload()
         talks.close()
         chat.append(message("assistant", expected.answer.text or "."))
+
+
+@contextmanager
+def failing_head(model: Any, call: int) -> Iterator[None]:
+    """Let a model fail at a call of its head, counted from 1; other models of its class do not."""
+    head, calls = type(model).head, list[Any]()
+
+    def failing(self: Any, x: Any, norm: Any = None) -> Any:
+        if self is model:
+            calls.append(x)
+            if len(calls) == call:
+                raise PromptError("enough")
+        return head(self, x, norm)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(model), "head", failing)
+        yield

@@ -174,7 +174,7 @@ class History:
         ]
         ratio = rules.keep_ratio
         if too_long and limit is not None:
-            ratio = min(ratio, plan.room(limit, sum(map(self._tokens, plan.restored.values()))))
+            ratio = min(ratio, plan.room(limit, self._restored(plan)))
         asking = view.asking
         new_question = asking is not None and places[asking].newest and asking not in plan.restored
         recall = rules.recall and new_question and any(short is not None for short in plan.decisions)
@@ -209,7 +209,7 @@ class History:
 
     def _fitting(self, passages: Sequence[str], plan: _Plan, limit: int) -> list[str]:
         """Return the passages that fit into a prompt of `limit` tokens, each next to those before it."""
-        room = limit - plan.sent - sum(map(self._tokens, plan.restored.values())) - self._tokens(OPENING + CLOSING)
+        room = limit - plan.sent - self._restored(plan) - self._tokens(OPENING + CLOSING)
         fitting = list[str]()
         for passage in passages:
             if (size := self._tokens(SEPARATOR + passage)) <= room:
@@ -227,15 +227,13 @@ class History:
     def _result(self, body: Mapping[str, Any], plan: _Plan, frame: int) -> ShortenedRequest:
         texts, blocks = dict[Path, str](), dict[Path, Any]()
         changes = list[Change]()
-        sent, view = 0, plan.view
+        sent, view = plan.sent + self._restored(plan), plan.view
         for index, pieces in groupby(enumerate(view.pieces), key=lambda pair: pair[1].place):
             place, passages = view.places[index], plan.restored.get(index, "")
             kept_ranges, text, offset = list[tuple[int, int]](), "", 0
-            sent += self._tokens(passages)
             for number, piece in pieces:
                 short, length = plan.decisions[number], len(piece.text.encode())
                 text += piece.text if short is None else short.text
-                sent += plan.sizes[number] if short is None else short.kept_tokens
                 ranges = ((0, length),) if short is None else short.kept_ranges
                 kept_ranges += [(offset + start, offset + end) for start, end in ranges]
                 offset += length
@@ -270,6 +268,10 @@ class History:
     @property
     def _drafter(self) -> Any:
         return self.compressor.pipeline.drafter
+
+    def _restored(self, plan: _Plan) -> int:
+        """Return the tokens of all restored passages."""
+        return sum(map(self._tokens, plan.restored.values()))
 
     def _tokens(self, text: str) -> int:
         return self._measured("tokens", text, lambda: len(self._drafter.tokenizer.encode(text))) if text else 0

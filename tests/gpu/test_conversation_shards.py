@@ -5,10 +5,20 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conversation_walks import chats, error, message, model, options, pair, parked_turns, restarted_turns, walk
+from conversation_walks import (
+    chats,
+    error,
+    failing_head,
+    message,
+    model,
+    options,
+    pair,
+    parked_turns,
+    restarted_turns,
+    walk,
+)
 from test_shards import GROUPS, group_of
 
 from sp.errors import PromptError
@@ -83,9 +93,7 @@ def test_both_branches_of_a_fork_go_on(kind: str, names: tuple[str, str]) -> Non
 @kinds
 @both
 @pytest.mark.parametrize("calls", [1, 3])
-def test_a_card_that_fails_costs_one_answer(
-    kind: str, names: tuple[str, str], calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_that_fails_costs_one_answer(kind: str, names: tuple[str, str], calls: int) -> None:
     pipeline, turns = shared(kind, *names), [list(chat) for chat in chats(3)]
     talk, undisturbed, other = (Conversation(pipeline, options(0.4)) for _ in range(3))
     wants = [undisturbed.ask(turn) for turn in turns[:2]]
@@ -95,20 +103,9 @@ def test_a_card_that_fails_costs_one_answer(
         other.ask(turn)
     whole = pipeline.target.model
     assert isinstance(whole, SharedModel)
-    last, seen = whole.shards.models[1], []
-    head = type(last).head
-
-    def failing(self: Any, x: Any, norm: Any = None) -> Any:
-        if self is last:
-            seen.append(x)
-            if len(seen) == calls:
-                raise PromptError("enough")
-        return head(self, x, norm)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(last), "head", failing)
-        with suppress(PromptError):  # steps that are replayed as a graph call no head, and do not fail
-            talk.ask(turns[1])
+    # Steps that are replayed as a graph call no head, and do not fail.
+    with failing_head(whole.shards.models[1], calls), suppress(PromptError):
+        talk.ask(turns[1])
     got = talk.ask(turns[1])  # after a failure while decoding it is asked again
     # Only some tokens: other runs of a prompt go through other kernels, and rounding decides between random weights.
     assert got.answer.tokens[:2] in [result.answer.tokens[:2] for result in (want, again)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation_walks import chats, message, model, options, pair, parked_turns, restarted_turns, walk
+from conversation_walks import chats, failing_head, message, model, options, pair, parked_turns, restarted_turns, walk
 
 from sp.errors import DeviceError, PromptError
 from sp.models import ContextParallel
@@ -105,7 +105,7 @@ def test_both_branches_of_a_fork_go_on(names: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("names", PAIRS[:2], ids="-".join)
 @pytest.mark.parametrize("calls", [1, 3])
-def test_a_gpu_that_fails_costs_one_answer(names: tuple[str, str], calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fails_costs_one_answer(names: tuple[str, str], calls: int) -> None:
     """In the prefill and while decoding: the next turn goes on from what both GPUs hold."""
     pipeline, turns = shared(*names), [list(chat) for chat in chats(2)]
     talk, undisturbed = (Conversation(pipeline, options(0.4)) for _ in range(2))
@@ -113,20 +113,9 @@ def test_a_gpu_that_fails_costs_one_answer(names: tuple[str, str], calls: int, m
     talk.ask(turns[0])
     parts = undisturbed._memory.target._parts  # type: ignore[union-attr]
     assert all(part._graphs is not None for part in parts)
-    last, seen = shards(pipeline).models[1], []
-    whole = type(last).head
-
-    def head(self: Any, x: Any, norm: Any = None) -> Any:
-        if self is last:
-            seen.append(x)
-            if len(seen) == calls:
-                raise PromptError("enough")
-        return whole(self, x, norm)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(last), "head", head)
-        with pytest.raises(PromptError, match=r"^GPU 1 of 2: enough$"):
-            talk.ask(turns[1])
+    enough = pytest.raises(PromptError, match=r"^GPU 1 of 2: enough$")
+    with failing_head(shards(pipeline).models[1], calls), enough:
+        talk.ask(turns[1])
     assert all(part._graphs is None for part in parts), "graphs have captured what the failure has ended"
     got, want = talk.ask(turns[1]), wants[1 if calls == 1 else 2]  # what was asked before is asked again
     assert got.answer.tokens == want.answer.tokens
