@@ -1,11 +1,13 @@
 """What packed caches cost on real text: KL of logits from those of an f16 cache, equal best tokens, nats a token.
 
-    python experiments/kv_quality.py --model smollm2-135m --text alice.txt GPL-3 argparse.py --kv 5bit q8_0 q4_0
-    python experiments/kv_quality.py --model gemma-3-270m --text alice.txt --tokens 8192 --every 16 --kv 5bit
+    python experiments/kv_quality.py --model smollm2-135m --text alice.txt GPL-3 argparse.py --kv 4bit q8_0 q4_0
+    python experiments/kv_quality.py --model gemma-3-270m --text alice.txt --tokens 8192 --every 16 --kv 4bit
 
 A text's first tokens are read layer by layer, and every so many's logits are scored. The reader stores the keys and
 values of all tokens before any of them attends, and attention reads the cache: a query meets its own token, too, as it
-is packed. The bases of keys of `5bit` are the model's own, as in any run: measured first, where they are not kept yet.
+is packed. A `4bit` cache keeps the newest tokens exactly, and a prompt's own ones while it is read: it is read a few
+tokens at a time (`--run`), as in decoding, where a query has the fewest exact tokens. Its bits a value include those.
+The bases of keys are the model's own, as in any run: measured first, where they are not kept yet.
 Records are added to `results`, in the file of the machine; those that are there are not measured again. Fields are as
 in those of `experiments/real/llama_cpp_kv.py`.
 """
@@ -27,8 +29,10 @@ from sp.errors import ConfigError
 from sp.json_lines import read_jsonl
 from sp.kernels.machine import machine_slug
 from sp.models import KVType, Model, stream_layer_major
-from sp.models.cache.kv_type import rotates
-from sp.ops.array_module import on_host
+from sp.models.cache.kv_type import USUAL, rotates
+from sp.models.run.hooks import run_layers
+from sp.ops.array_module import array_module, on_host
+from sp.quant.cached import K4
 from sp.session import load
 from sp.trace import Reporter
 
@@ -63,11 +67,31 @@ def log_softmax(logits: Any) -> Any:
     return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
 
-def stream(model: Model, ids: Any, every: int, kv: str, rotate: bool | None) -> Any:
+def stream(model: Model, ids: Any, every: int, kv: KVType, rotate: bool | None, run: int) -> Any:
     """The residual stream behind the last layer, of the scored rows."""
+    if kv.k is K4:
+        return stream_of_runs(model, ids, every, kv, run)
     cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
     whole = stream_layer_major(model, ids, np.arange(len(ids)), cache)
     return whole[every - 1 :: every].copy()
+
+
+def stream_of_runs(model: Model, ids: Any, every: int, kv: KVType, run: int) -> Any:
+    """The same of tokens that come `run` at a time, each run through all layers."""
+    cache, rows = model.new_cache(len(ids), kv), []
+    for first in range(0, len(ids), run):
+        part = np.arange(first, min(first + run, len(ids)))
+        x = run_layers(model, model.embed(ids[part]), model.place(part), cache, rows=len(part))
+        rows += [x[i].copy() for i, token in enumerate(part) if (token + 1) % every == 0]
+    return array_module(rows[0]).stack(rows)
+
+
+def bits_per_value(model: Model, kv: KVType, tokens: int) -> float:
+    """Bits of a cached value, with exact rows of the newest tokens."""
+    sizes = [model.config.heads_of(layer) for layer in model.config.attention_layers]
+    values = sum(2 * size.kv_heads * size.head_dim for size in sizes)
+    exact = 8 * model.new_cache(tokens, kv).ring_nbytes / (values * tokens)
+    return kv.bits_per_value + exact
 
 
 def judged(model: Model, exact: Any, near: Any, wanted: Any) -> dict[str, float]:
@@ -91,15 +115,16 @@ def measured(
         kv = KVType.parse(name, "--kv")
         k, v = kv.sides
         config = {**facts, "tokens": len(ids) - 1, "k": k, "v": v, "rotate": rotates(kv, given.rotate)}
-        config |= {"every": given.every}
+        config |= {"every": given.every} | ({"run": given.run} if kv.k is K4 else {})
         if key_of({"bench": "kv_quality", "config": config}) in known:
             continue
         if exact is None:
-            exact = stream(model, ids[:-1], given.every, "f16", None)
+            exact = stream(model, ids[:-1], given.every, USUAL, None, given.run)
         start = time.perf_counter()
-        near = stream(model, ids[:-1], given.every, kv, given.rotate)
+        near = stream(model, ids[:-1], given.every, kv, given.rotate, given.run)
         seconds = time.perf_counter() - start
-        metrics = {**judged(model, exact, near, wanted), "bits_per_value": kv.bits_per_value, "seconds": seconds}
+        metrics = {**judged(model, exact, near, wanted), "seconds": seconds}
+        metrics["bits_per_value"] = bits_per_value(model, kv, len(ids) - 1)
         yield make_record("kv_quality", config, metrics, [], device=given.device)
 
 
@@ -116,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024])
     parser.add_argument("--every", type=int, default=1, help="which tokens' logits are scored")
-    parser.add_argument("--kv", nargs="+", default=["5bit", "q8_0", "q4_0"])
+    parser.add_argument("--kv", nargs="+", default=["4bit", "5bit", "q8_0", "q4_0"])
+    parser.add_argument("--run", type=int, default=16, help="tokens that a 4bit cache takes at a time")
     parser.add_argument("--rotate", action=argparse.BooleanOptionalAction, help="by default what the format says")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of records")

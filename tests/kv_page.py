@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "kv-cache.md"
 GPU, CPU = ROOT / "results" / "nvidia-h200", ROOT / "results" / "amd-epyc-2core"
 TEXTS = ("alice.txt", "GPL-3", "as-you-like-it.txt", "argparse.py")
 MODELS = {"smollm2-135m.gguf": "SmolLM2", "gemma-3-270m.gguf": "Gemma 3"}
-TYPES = ("q8_0", "k=q8_0,v=q4_0", "5bit", "q4_0")
+TYPES = ("q8_0", "k=q8_0,v=q4_0", "5bit", "4bit", "q4_0")
 
 
 def quality() -> list[str]:
@@ -76,7 +76,7 @@ def speed() -> list[str]:
         if what in (8192, 131072) and c.get("method", "greedy") == "greedy":
             seen[c["kv"].split()[0], f"{kind} {what}"] = m["tok_s"]
     rows = []
-    for kv in ("f16", "q8_0", "5bit", "q4_0"):
+    for kv in ("f16", "q8_0", "5bit", "4bit", "q4_0"):
         a_token = kv_bytes(config, 131072, kv) / 131072
         cells = [seen.get((kv, name)) for name in ("prefill 8192", "prefill 131072", "decode 131072")]
         rows.append([f"`{kv}`", f"{a_token:,.0f}", *("" if cell is None else f"{cell:,.0f}" for cell in cells)])
@@ -91,7 +91,7 @@ def evidence() -> list[str]:
         for row in map(json.loads, file):
             counts[row["kv"], row["hard"], row["keep_ratio"]].append(row["whole"])
     rows = []
-    for kv in ("none", "f16", "q8_0", "5bit", "q4_0"):
+    for kv in ("none", "f16", "q8_0", "5bit", "4bit", "q4_0"):
         cells = [counts[kv, hard, keep] for hard in (True, False) for keep in (0.2, 0.1, 0.05)]
         name = "a single prompt" if kv == "none" else f"`{kv}`"
         rows.append([name, *(f"{sum(cell)} of {len(cell)}" for cell in cells)])

@@ -140,7 +140,7 @@ def test_selectors_run_by_name_and_report_what_they_kept(
         (["--scorer", "tail", "--set", "scorer.querys=3"], "did you mean 'queries'"),
         (["--set", "queries=3"], "scorer.NAME=VALUE"),
         (["--set", "scorer.queries=["], "--set scorer.queries"),
-        (["--kv", "q5_2"], "Known: 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0"),
+        (["--kv", "q5_2"], "Known: 4bit, 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0"),
         (["--positions", "original", "--mapping", "text_rejoin"], "positions contiguous"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, not 0"),
         (["--max-new-tokens", "12q"], "--max-new-tokens is a number of tokens such as 512, 8k or 1m, not '12q'"),

@@ -3,7 +3,8 @@
     python experiments/real/kept_keys.py --drafter smollm2-135m --device cuda --out kept_keys.jsonl
 
 The questions are those that ship, about documents of at most --tokens tokens, the same for all types of caches. With
-`f16` the drafter reads into a cache as conversations have it; `none` is a single prompt, which keeps nothing.
+`f16` the drafter reads into a cache as conversations have it, and then the question once more, as a later turn would,
+so that the document's keys are those that were stored; `none` is a single prompt, which keeps nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,14 @@ class Empty:
     options: RunOptions
     kv: str
 
-    def keys(self, drafted: TokenisedPrompt) -> PrefixKeys:
+    @cached_property
+    def memory(self) -> DrafterMemory:
         """Keys of nothing yet, to be filled."""
-        layers = check_run(self.options, self.pipeline.drafter)
-        memory = DrafterMemory(self.pipeline.drafter, layers, self.kv, 8)
-        return memory.keys(drafted.ids, message_ends(drafted))
+        return DrafterMemory(self.pipeline.drafter, check_run(self.options, self.pipeline.drafter), self.kv, 8)
+
+    def keys(self, drafted: TokenisedPrompt) -> PrefixKeys:
+        """Keys of what was read before."""
+        return self.memory.keys(drafted.ids, message_ends(drafted))
 
 
 def rows(
@@ -61,6 +66,8 @@ def rows(
         options = RunOptions(scorer=scorer)
         memory: Any = None if kv == "none" else Empty(pipeline, options, kv)
         scored = score(pipeline, prompt, options, memory=memory)
+        if memory is not None:
+            scored = score(pipeline, prompt, options, memory=memory)
         for keep in KEEP:
             cell = RunOptions(scorer=scorer, keep_ratio=keep)
             _, selection = pipeline.select(scored, prompt, cell, Trace())
@@ -77,7 +84,7 @@ def main() -> None:
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--scorer", default="auto")
-    parser.add_argument("--kv", nargs="+", default=["none", "f16", "q8_0", "5bit", "q4_0"])
+    parser.add_argument("--kv", nargs="+", default=["none", "f16", "q8_0", "5bit", "4bit", "q4_0"])
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sp.models.cache.cache import Cache, DeltaState
+from sp.models.cache.cache import Cache
+from sp.models.cache.delta_state import DeltaState
 from sp.models.cache.kv_type import KVType
 from sp.models.cache.session_cache import Checkpoint, SessionCache
 from sp.models.config import DeltaConfig, ExpertConfig, ModelConfig, Retrieval

@@ -25,7 +25,8 @@ from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.ops.matmul.fragment_order import plane_offsets
-from sp.quant import F32, FORMATS, BlockFormat, Math
+from sp.quant import F16, F32, FORMATS, BlockFormat, Math
+from sp.quant.cached import K4
 from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 Stacks = tuple[tuple[int, ...], ...]  # bytes of every stack of experts, by layer
@@ -115,13 +116,15 @@ def _places(tensor: TensorSpec, fmt: BlockFormat, tied: bool, gpus: int = 1) -> 
 
 def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     """Compute the bytes of keys and values of `tokens` tokens in all attention layers, in whole pages. Layers with a
-    window only have the pages in its reach."""
+    window only have the pages in its reach. With keys in `K4` each layer has a page in float16 too, for the newest
+    tokens."""
     total, pages = 0, -(-tokens // PAGE_TOKENS)
     for layer in config.attention_layers:
         sizes, window = config.heads_of(layer), config.window_of(layer)
         kv_type = checked_kv(kv, sizes.head_dim, False, "cpu")
         row = kv_type.k.row_bytes(sizes.head_dim) + kv_type.v.row_bytes(sizes.head_dim)
-        total += min(pages, ring_pages(window)) * sizes.kv_heads * row
+        newest = 2 * F16.row_bytes(sizes.head_dim) if kv_type.k is K4 else 0
+        total += (min(pages, ring_pages(window)) * row + newest) * sizes.kv_heads
     return PAGE_TOKENS * total
 
 

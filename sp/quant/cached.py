@@ -1,4 +1,4 @@
-"""Formats of cached keys and values, which no file uses: blocks of 64 values with one scale byte per 16.
+"""K5, K4 and V4: formats of cached keys and values, which no file uses: blocks of 64 values, a scale byte per 16.
 
 With ``t = code - middle`` a value is ``scale * t`` for six-bit codes (middle 31.5) and ``scale * t (1 + BEND t t)`` for
 four-bit codes (7.5): levels that are denser in the middle, where most values of a rotated row are. A scale is the upper
@@ -10,6 +10,8 @@ for values ``8 w .. 8 w + 7``, value ``8 w + j`` (``j < 4``) in the low half of 
 one; in K5 two words of upper bits. In this order kernels can load whole words."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -79,27 +81,30 @@ def _unpack_nibbles(packed: Bytes) -> Bytes:
     return np.stack([words & 15, words >> 4], axis=2).reshape(-1, 64)
 
 
-def _encode_v4(values: Floats, out: Bytes) -> None:
-    codes, scales = _encode_groups("V4", values.reshape(-1, GROUP), 15)
-    out[:, :4] = scales.reshape(-1, 4)
-    _pack_nibbles(codes.reshape(-1, BLOCK), out[:, 4:])
+def _four_bit_encoder(name: str) -> Callable[[Floats, Bytes], None]:
+    def encode(values: Floats, out: Bytes) -> None:
+        codes, scales = _encode_groups(name, values.reshape(-1, GROUP), 15)
+        out[:, :4] = scales.reshape(-1, 4)
+        _pack_nibbles(codes.reshape(-1, BLOCK), out[:, 4:])
+
+    return encode
 
 
-def _decode_v4(blocks: Bytes, out: Floats) -> None:
+def _decode_four_bits(blocks: Bytes, out: Floats) -> None:
     codes = _unpack_nibbles(np.ascontiguousarray(blocks[:, 4:]))
     scales = scale_of(blocks[:, :4])[:, :, None]
     out.reshape(-1, 4, GROUP)[...] = scales * levels(15)[codes.reshape(-1, 4, GROUP)]
 
 
-V4 = BlockFormat(
-    "V4",
-    -1,
-    BLOCK,
-    36,
-    slab_encoder("V4", BLOCK, 36, _encode_v4),
-    slab_decoder("V4", BLOCK, 36, _decode_v4),
-)
+def _four_bit(name: str, number: int) -> BlockFormat:
+    encoder = slab_encoder(name, BLOCK, 36, _four_bit_encoder(name))
+    return BlockFormat(name, number, BLOCK, 36, encoder, slab_decoder(name, BLOCK, 36, _decode_four_bits))
+
+
+V4 = _four_bit("V4", -1)
 """Cached values in 4.5 bits: four-bit codes. Layout (36 bytes): ``u1 scales[4]; u1 codes[32]``."""
+K4 = _four_bit("K4", -3)
+"""Cached keys in 4.5 bits, in the layout of `V4`. A cache of them keeps the newest tokens in float16 as well."""
 
 
 def _encode_k5(values: Floats, out: Bytes) -> None:
@@ -136,3 +141,6 @@ K5 = BlockFormat(
 )
 """Cached keys in 5.5 bits: six-bit codes of the first 32 values, which matter most (see `KeyBasis`), four-bit codes of
 the others. Layout (44 bytes): ``u1 scales[4]; u1 codes[32]; u1 upper[8]``."""
+
+IN_BASIS = K5, K4
+"""Formats of keys that are packed in a basis of their own, see `KeyBasis`."""

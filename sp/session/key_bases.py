@@ -25,11 +25,12 @@ from sp.models.cache.kv_type import known_kv
 from sp.models.run.key_bases import measured_bases, measured_layers
 from sp.models.shards.shards import SharedModel
 from sp.ops.attention.key_basis import KeyBasis
+from sp.quant.cached import IN_BASIS
 from sp.scoring.calibration.reading import code, prose, source_of
 from sp.scoring.calibration.record import file_sha256, folder
 from sp.trace import Reporter, write_atomic
 
-SCHEMA = "sp-key-bases/3"
+SCHEMA = "sp-key-bases/4"
 TOKENS = 4096
 """Tokens of each text. They have to be long: at late positions RoPE has rotated slow channels further, and with bases
 from texts of 1,024 tokens a cache of 8,192 loses half as much again."""
@@ -142,7 +143,7 @@ class FileBases:
     def knows(self, model: Model, kv: str) -> bool:
         """Return True if a cache of this format needs no measurement."""
         tokens = self._tokens(model)
-        return known_kv(kv).sides[0] != "k5" or tokens < LEAST or basis_key(model, tokens) in self._known
+        return known_kv(kv).k not in IN_BASIS or tokens < LEAST or basis_key(model, tokens) in self._known
 
     def _tokens(self, model: Model) -> int:
         most = TOKENS_IF_LARGE if model.device == "cpu" and self.parameters > LARGE else TOKENS
@@ -200,10 +201,11 @@ def packed(bases: Mapping[int, KeyBasis], key: str) -> bytes:
     from safetensors.numpy import save
 
     arrays = {f"{layer}.{name}": getattr(basis, name) for layer, basis in bases.items() for name in ("order", *FLOATS)}
-    return bytes(save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, {"key": key}))
+    present = {name: np.ascontiguousarray(value) for name, value in arrays.items() if value is not None}
+    return bytes(save(present, {"key": key}))
 
 
-FLOATS = ("offset", "scale")
+FLOATS = ("offset", "scale", "first")
 
 
 def unpacked(path: Path, model: Model, key: str) -> dict[int, KeyBasis] | None:
@@ -219,7 +221,8 @@ def unpacked(path: Path, model: Model, key: str) -> dict[int, KeyBasis] | None:
             if (file.metadata() or {}).get("key") != key:
                 return None
             for layer in measured_layers(model):
-                bases[layer] = KeyBasis(*(file.get_tensor(f"{layer}.{name}") for name in ("order", *FLOATS)))
+                names = ["order", *FLOATS] if model.weights.blocks[layer].spec.any_shift else ["order", *FLOATS[:2]]
+                bases[layer] = KeyBasis(*(file.get_tensor(f"{layer}.{name}") for name in names))
     except (SafetensorError, TypeError, AttributeError):  # the last two are raised for types that NumPy lacks
         return None
     return bases if all(_sound(basis, model, layer) for layer, basis in bases.items()) else None
@@ -227,10 +230,11 @@ def unpacked(path: Path, model: Model, key: str) -> dict[int, KeyBasis] | None:
 
 def _sound(basis: KeyBasis, model: Model, layer: int) -> bool:
     sizes = model.config.heads_of(layer)
-    shape, floats = (sizes.kv_heads, sizes.head_dim), (basis.offset, basis.scale)
+    shape = sizes.kv_heads, sizes.head_dim
+    floats = [array for array in (basis.offset, basis.scale, basis.first) if array is not None]
     if basis.order.dtype != np.int32 or any(array.dtype != np.float32 for array in floats):
         return False
-    if any(array.shape != shape for array in (basis.order, *floats)):
+    if basis.order.shape != shape or any(array.shape != shape for array in floats):
         return False
     if not all(np.isfinite(array).all() for array in floats):
         return False

@@ -192,8 +192,8 @@ def load(
         For a drafter that only scores, its scorers. Layers that none of them runs are not loaded, and the file's
         calibration is looked up, or computed, if one of them needs it.
     reporter : Reporter, optional
-        Shows a calibration, or a measurement of keys for a cache that transforms them (`5bit`); either may take a
-        minute.
+        Shows a calibration, or a measurement of keys for a cache that transforms them (`5bit`, `4bit`); either may
+        take a minute.
     beside : Loaded, optional
         A whole model that stays open, loaded with the same `precision`. If this is its file, and both are on the CPU,
         its weights and its tokenizer are this one's as well.

@@ -141,8 +141,8 @@ class RunOptions:
         Write a mark such as [... 212 lines ...] in place of omitted text, but not inside JSON values. Marks are added
         to the selected tokens, at positions of the text that they replace.
     kv : KVType
-        Format of the target's KV cache: f16, q8_0, 5bit, q4_0, or one each for keys and values as in k=q8_0,v=q4_0; on
-        the CPU also f32, q5_1 and q5_0.
+        Format of the target's KV cache: f16, q8_0, 5bit, 4bit, q4_0, or one each for keys and values as in
+        k=q8_0,v=q4_0; on the CPU also f32, q5_1 and q5_0.
     rotate : bool, optional
         Hadamard-rotate cached keys and values; if omitted, when the cache is quantised, as in llama.cpp.
     state_gaps : {"compact", "reset", "decay"}

@@ -23,7 +23,7 @@ from sp.models.shards.shards import SharedModel
 from sp.parallel.nccl import group_of
 from sp.prompt import Prompt, Span, TokenisedPrompt
 from sp.prompt.prompt import Message, as_prompt
-from sp.quant.cached import K5
+from sp.quant.cached import IN_BASIS
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
 from sp.scoring.calibration.measure import TOKENS, known_retrieval, made_retrieval, makes_one
@@ -189,13 +189,13 @@ class Pipeline(ModelPair):
         ConfigError
             If layers that the scorer needs were not loaded, because the pair was opened for others.
         """
-        if options.kv.k is K5:
+        if options.kv.k in IN_BASIS:
             self._measure_keys("target", self.target.model, options.kv)
         scorer, drafter = options.scorer, self.drafter
         if drafter is None or not scorer.drafts or options.compress == "off":
             return
         model, path = drafter.model, drafter.path
-        if keys != USUAL and known_kv(keys).k is K5:
+        if keys != USUAL and known_kv(keys).k in IN_BASIS:
             self._measure_keys("drafter", model, keys)
         if scorer.retrieves and model.config.retrieval is None:
             retrieval = known_retrieval(path, model.config, [scorer])

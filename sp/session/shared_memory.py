@@ -12,7 +12,7 @@ from sp.models import SessionCache
 from sp.models.cache.transfer import CacheChanges
 from sp.models.run.tensor_parallel import ShardModel
 from sp.models.shards.shards import SharedModel
-from sp.quant.cached import K5
+from sp.quant.cached import IN_BASIS
 from sp.session.answer import PrefilledAnswer, Progress, answer_on_gpus
 from sp.session.device.memory_manager import MemoryManager
 from sp.session.loaded import Loaded
@@ -142,7 +142,9 @@ def target_memory(
         return TargetMemory(target, options, snapshots)
     shards = target.model.shards
     # Bases are measured by all GPUs together, so before any of them needs its own.
-    bases = shards.run(lambda part: part.bases_for(options.kv)) if options.kv.k is K5 else [{}] * len(shards.models)
+    bases = (
+        shards.run(lambda part: part.bases_for(options.kv)) if options.kv.k in IN_BASIS else [{}] * len(shards.models)
+    )
 
     def memory(part: ShardModel) -> TargetMemory:
         own = bases[part.shard.rank]

@@ -248,7 +248,7 @@ def test_json(pair: list[object]) -> None:
         (["--nodes", "65"], "2 to 64 nodes"),
         (["-p", "1k,2k"], "--prompt is a number of tokens"),
         (["--tasks", "needl"], "did you mean 'needle'"),
-        (["--kv", "q3"], "Known: 5bit, f16"),
+        (["--kv", "q3"], "Known: 4bit, 5bit, f16"),
         (["--output", "xml"], "--output is"),
         (["--target", "some.gguf"], "needs a draft model for some.gguf"),
     ],

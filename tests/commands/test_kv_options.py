@@ -22,10 +22,10 @@ TAKING = {
     for words, command in commands().items()
     if any(entry.kind is KVType for entry in command.options)
 }
-PAIRS = ("k=q8_0,v=q4_0", "k=k5,v=v4", "k=f16,v=v4")
+PAIRS = ("k=q8_0,v=q4_0", "k=k5,v=v4", "k=k4,v=v4", "k=f16,v=v4")
 GIVEN = {"eval file": ["questions.jsonl"]}  # what commands cannot do without
 WRONG = {
-    "q4": "is 'q4'; did you mean 'q4_0'? Known: 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0",
+    "q4": "is 'q4'; did you mean 'q4_0'? Known: 4bit, 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0",
     "v4": ": v4 stores values only; pass 5bit, or a format for each side",
     "k=q8_0": ": k=q8_0 names one side; pass both, as in k=q8_0,v=q4_0",
     "k=q8_0,v=k5": ": the format of values is 'k5'",
@@ -59,7 +59,9 @@ def test_each_reads_every_name_and_tells_of_them(words: str) -> None:
             assert KVType.parse(name, "") in found
     for entry in command.options:
         if entry.kind is KVType and entry.name == "kv":
-            assert all(name in entry.help for name in ("q8_0", "5bit", "q4_0", "k=q8_0,v=q4_0", "[default: f16]"))
+            assert all(
+                name in entry.help for name in ("q8_0", "5bit", "4bit", "q4_0", "k=q8_0,v=q4_0", "[default: f16]")
+            )
 
 
 @pytest.mark.parametrize("words", TAKING)
@@ -78,7 +80,7 @@ def test_each_refuses_others_in_one_line_and_ends_with_2(
         assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "5bit", "k=q8_0,v=q4_0"])
+@pytest.mark.parametrize("kv", ["q8_0", "5bit", "4bit", "k=q8_0,v=q4_0"])
 def test_a_model_is_timed_with_it_and_the_row_says_so(kv: str) -> None:
     drafter = embedded("drafter")
     done = invoke("bench", "model", drafter, "-p", 40, "-n", 2, "-r", 1, "--kv", kv, "--device", "cpu", "--json")
@@ -116,11 +118,14 @@ def test_sweeps_take_it_and_a_hash_is_that_of_its_text(tmp_path: Path) -> None:
         config = run.config({})
         assert config_hash(config) == config_hash(json.loads(json.dumps(config)))
     assert len({hash_of(swept(tmp_path, f"{{kv: {kv}}}")) for kv in NAMES}) == len(NAMES)
-    for longer, name in (("k=q4_0,v=q4_0", "q4_0"), ("v=v4,k=k5", "5bit")):
+    for longer, name in (("k=q4_0,v=q4_0", "q4_0"), ("v=v4,k=k5", "5bit"), ("v=v4,k=k4", "4bit")):
         assert hash_of(swept(tmp_path, f"kv: {longer}")) == hash_of(swept(tmp_path, f"kv: {name}"))
 
 
-@pytest.mark.parametrize(("kv", "told"), [("q4", "kv is 'q4'; did you mean"), ("k5", "k5 stores keys only")])
+@pytest.mark.parametrize(
+    ("kv", "told"),
+    [("q4", "kv is 'q4'; did you mean"), ("k5", "k5 stores keys only"), ("k4", "k4 stores keys only; pass 4bit")],
+)
 def test_sweeps_refuse_others_with_their_line(tmp_path: Path, kv: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as refused:
         swept(tmp_path, f"{{kv: {kv}}}")

@@ -49,7 +49,9 @@ def test_compressed_turns_have_the_logits_of_what_is_in_the_cache(names, recall)
 
 
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-@pytest.mark.parametrize(("keys", "bound", "least"), [("f16", 1e-3, 0.98), ("5bit", 0.05, 0.9), ("q4_0", 0.05, 0.9)])
+@pytest.mark.parametrize(
+    ("keys", "bound", "least"), [("f16", 1e-3, 0.98), ("5bit", 0.05, 0.9), ("4bit", 0.05, 0.9), ("q4_0", 0.05, 0.9)]
+)
 @pytest.mark.parametrize("scorer", ["tail", "anchored"])
 def test_warm_is_cold(names, keys, bound, least, scorer, path) -> None:
     found = warm_and_cold(pair(*names, "cuda"), keys, scorer)

@@ -20,7 +20,9 @@ def read(model, ids, kv="f16", rotate=False, room=START + NEW):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("kv", "rotate"), [("f16", False), ("q8_0", True), ("5bit", True), ("q4_0", True)])
+@pytest.mark.parametrize(
+    ("kv", "rotate"), [("f16", False), ("q8_0", True), ("5bit", True), ("4bit", True), ("q4_0", True)]
+)
 def test_graph_equals_eager(name, kv, rotate, path) -> None:
     c, found, states = case(name), {}, {}
     for eager in (True, False):

@@ -29,7 +29,7 @@ from sp.session import load
 from sp.session.loaded import embedded
 from sp.studies.sample import sample
 
-BOUND = {"f16": 1e-3, "q8_0": 2e-3, "5bit": 2e-2, "k=q8_0,v=q4_0": 2e-2, "q4_0": 8e-2}
+BOUND = {"f16": 1e-3, "q8_0": 2e-3, "5bit": 2e-2, "4bit": 2e-2, "k=q8_0,v=q4_0": 2e-2, "q4_0": 8e-2}
 """Where rounding differs by a hair a code of four bits flips, so device and twin are two draws of the error of `q4_0`:
 in the embedded drafter the twin is 0.019 from its own logits with f16, the device 0.039, and each from the other 0.033
 to 0.041; keys of its first layer differ by 5e-4 in place of 4e-6."""

@@ -157,6 +157,21 @@ def test_packed_pages_from_the_first_token_on(name, rotate, path) -> None:
     assert max(nmse(got, want) for got, want in zip(replayed, plain, strict=True)) < BOUND["q4_0"]
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen35:q4_k_m", "tiny-llama:q4_k_m"])
+def test_padding_leaves_exact_rows(name, path) -> None:
+    of, runs = model(name), (330, 20, 45)  # 330 tokens are padded by 54; 300 would be by 84, and are not padded
+    (replayed, decoded), told = walked(of, runs, "4bit", None)
+    assert told == {"replayed": sum(runs)}
+    (eager, wanted), _ = walked(of, runs, "4bit", None, eager=True)
+    for got, want in zip(replayed, eager, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert decoded == wanted
+    plain, _ = walk(of, of.new_cache(ROOM, "4bit"), None, runs)
+    assert max(nmse(got, want) for got, want in zip(replayed, plain, strict=True)) < BOUND["q4_0"]
+    _, told = walked(of, (300,), "4bit", None)
+    assert told == {"eager": 300}
+
+
 def test_rotated_pages_and_a_full_cache(path) -> None:
     of, runs = model("tiny-qwen35:q4_k_m"), (300, 100, 45)
     (replayed, _), told = walked(of, runs, rotate=True, room=sum(runs) + NEW)  # padding of the last has no room

@@ -17,7 +17,13 @@ from sp.ops.activations import geglu
 from sp.quant import BF16, Q8_0
 
 BOUND = 1e-3
-BOUNDS = {"f16": BOUND, "q8_0": 5e-3, "5bit": 0.1, "q4_0": 0.2}  # on random weights q4_0 costs the CPU 0.135 too
+BOUNDS = {
+    "f16": BOUND,
+    "q8_0": 5e-3,
+    "5bit": 0.1,
+    "4bit": 0.1,
+    "q4_0": 0.2,
+}  # on random weights q4_0 costs the CPU 0.135 too
 N = 300
 
 

@@ -47,7 +47,8 @@ inline void __threadfence() {}
 """
 DRIVER = """
 extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32 tokens, const u16* wide, u16* out,
-                    f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale, int splits, int across) {
+                    f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale, int splits, int across,
+                    int all_parts) {
     int outside = 0;  // bytes of shared memory written that a launch does not ask for
     gridDim = {unsigned(splits), unsigned(kv_heads), unsigned(across)};
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
@@ -56,7 +57,7 @@ extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32
                 memset(memory, 0xff, sizeof memory);
                 run_block(32 * WARPS, [=] {
                     attention_decode(q, k, v, table, nullptr, tokens, wide, out, partial, counters, n, heads, kv_heads,
-                                     scale);
+                                     scale, all_parts);
                 });
                 for (size_t i = SMEM; i < sizeof memory; ++i) outside += memory[i] != 0xff;
             }
@@ -108,7 +109,7 @@ def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tok
     counters = aligned(np.zeros(64, np.uint32))
     outside = kernel(tuple(defines.items())).run(
         *map(pointer, (q, *pages, table)), tokens, *map(pointer, (wide, out, partial, counters)), n, heads, KV_HEADS,
-        ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, across,
+        ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, across, 0,
     )  # fmt: skip
     assert outside == 0
     k, v = (stored.astype(np.float64) for stored in replace(at, tokens=tokens).gather())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from sp.models.cache.kv_type import KVType
 from sp.ops.attention.attention_heads import HeadNorms, attention_heads
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import DEVICE_PAGES, PagedKV, basis_arrays
+from sp.ops.attention.recent_rows import RecentRows, RunRows
 from sp.ops.rope import Rope
 from sp.quant import F16, BlockFormat
-from sp.quant.cached import K5
+from sp.quant.cached import IN_BASIS, K4
 
 DRIVER = """
 struct Job {
@@ -29,6 +31,7 @@ struct Job {
     i32 offset, tokens, heads, kv_heads, stride, half;
     const i32* order;
     const f32 *shift, *inverse;
+    u16* exact[4];
     i32 warp;
 };
 static void warp_of(int lane, void* given) {
@@ -40,9 +43,10 @@ static void warp_of(int lane, void* given) {
 extern "C" void run(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight,
                     const i64* positions, const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table,
                     int offset, int tokens, int heads, int kv_heads, int stride, int half, int blocks,
-                    const i32* order, const f32* shift, const f32* inverse) {
+                    const i32* order, const f32* shift, const f32* inverse, u16* ring_k, u16* ring_v, u16* run_k,
+                    u16* run_v) {
     Job job = {q, k, v, q_weight, k_weight, positions, turns, q_out, k_pages, v_pages, table,
-               offset, tokens, heads, kv_heads, stride, half, order, shift, inverse, 0};
+               offset, tokens, heads, kv_heads, stride, half, order, shift, inverse, {ring_k, ring_v, run_k, run_v}, 0};
     for (blockIdx.x = 0; blockIdx.x < unsigned(blocks); ++blockIdx.x)
         for (job.warp = 0; job.warp < WARPS; ++job.warp) run_warp(warp_of, &job);
 }
@@ -50,7 +54,7 @@ extern "C" void run(const u16* q, const u16* k, const u16* v, const f32* q_weigh
 DRIVERS = {
     "head_norm_rope.cu": DRIVER.replace("CALLED", "attention_heads")
     .replace("TURNED", "j.half,")
-    .replace("BASIS", ", j.order, j.shift, j.inverse"),
+    .replace("BASIS", ", j.order, j.shift, j.inverse, j.exact[0], j.exact[1], j.exact[2], j.exact[3]"),
     "prompt_heads.cu": DRIVER.replace("CALLED", "prompt_heads").replace("TURNED", "").replace("BASIS", ""),
 }
 EXACT = KVType("f16")
@@ -77,7 +81,7 @@ def test_rows_are_those_of_the_twin(
 
 @pytest.mark.parametrize("rows", [1, HEADS_A_WARP])
 @pytest.mark.parametrize("d", HEAD_DIMS)
-@pytest.mark.parametrize("kv", ["q4_0", "q8_0", "5bit", "k=q8_0,v=q4_0", "k=f16,v=v4", "k=k5,v=q8_0"])
+@pytest.mark.parametrize("kv", ["q4_0", "q8_0", "5bit", "4bit", "k=q8_0,v=q4_0", "k=f16,v=v4", "k=k5,v=q8_0"])
 def test_packed_rows_are_those_of_the_twin(kv: str, d: int, rows: int, tmp_path: Any) -> None:
     kv_type = KVType.parse(kv, "kv")
     numbers = {"K_FORMAT": DEVICE_PAGES[kv_type.k], "V_FORMAT": DEVICE_PAGES[kv_type.v]}
@@ -126,8 +130,12 @@ def compare(
     rotary = Rope(1e6, turned, pairing, magnitude=1.25)
     positions, table = aligned(rng.integers(0, 200_000, tokens)), aligned(np.array([1, 0], np.int32))
     pages = [aligned(np.zeros((2, 128, kv_heads, fmt.row_bytes(d)), np.uint8)) for fmt in (kv.k, kv.v) * 2]
-    basis = some_basis(rng, kv_heads, d) if kv.k is K5 else None
+    basis = some_basis(rng, kv_heads, d) if kv.k in IN_BASIS else None
     at = PagedKV(pages[0], pages[1], table.astype(np.int64), offset, kv.k, kv is not EXACT, None, None, kv.v, basis)
+    rings = [aligned(np.zeros((1, 128, kv_heads, 2 * d), np.uint8)) for _ in range(4)]  # two for the twin
+    runs = [aligned(np.zeros((tokens, kv_heads, d), np.float16)) for _ in "kv"]
+    if kv.k is K4:
+        at = replace(at, recent=RecentRows(*rings[:2], np.zeros((1, 2), np.int64), 0, RunRows()))
     norms = HeadNorms(*weights, 1e-6, bool(defines.get("VALUE_NORM"))) if normed else HeadNorms()
     want = attention_heads(q, k, v, norms, positions, rotary, at)
 
@@ -139,8 +147,14 @@ def compare(
     sizes = (offset, tokens, heads, kv_heads, wide * d, turned // 2, blocks)
     turn = (None,) * 3 if basis is None else tuple(map(aligned, basis_arrays(basis)))
     given = (None if array is None else pointer(array) for array in turn)
-    library.run(*(pointer(array) for array in arrays), *(ctypes.c_int(size) for size in sizes), *given)
+    exact = [pointer(array) if kv.k is K4 else None for array in (*rings[2:], *runs)]
+    library.run(*(pointer(array) for array in arrays), *(ctypes.c_int(size) for size in sizes), *given, *exact)
     close(got, want)
+    if kv.k is K4:
+        slots = np.arange(offset, offset + tokens) % 128
+        for ring, expected, run in zip(rings[2:], rings[:2], runs, strict=True):
+            close(ring, expected.view(np.float16).astype(np.float32))
+            np.testing.assert_array_equal(ring.view(np.float16)[0, slots], run)
     for stored, expected, fmt in zip(pages[2:], pages[:2], (kv.k, kv.v), strict=True):
         if fmt is F16:
             close(stored, expected.view(np.float16))

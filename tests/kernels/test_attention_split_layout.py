@@ -29,7 +29,7 @@ inline void pair_barrier(unsigned pair) { meet(300 + int(pair), 64); }
 SPLIT = """
 extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32 blocks, i32 tokens, const u64* seen,
                     i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale, const i32* reach,
-                    int splits, int across) {
+                    int splits, int across, int all_parts) {
     int outside = 0;  // bytes of shared memory written that a launch does not ask for
     gridDim = {unsigned(splits), unsigned(kv_heads), unsigned(across)};
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
@@ -38,7 +38,7 @@ extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32
                 memset(memory, 0xff, sizeof memory);
                 run_block(THREADS, [=] {
                     attention_split(q, k, v, table, blocks, nullptr, tokens, seen, window, partial, states, n, heads,
-                                    kv_heads, scale, 0, reach);
+                                    kv_heads, scale, 0, reach, all_parts);
                 });
                 for (size_t i = SMEM; i < sizeof memory; ++i) outside += memory[i] != 0xff;
             }
@@ -80,7 +80,7 @@ def attended(
     sizes = [ctypes.c_int(size) for size in (n, heads, kv_heads)]
     outside = kernel("attention_split.cu", SPLIT, tuple(defines.items())).run(
         pointer(asked), *map(pointer, (*pages, table)), len(table), tokens, None, window, pointer(partial),
-        pointer(states), *sizes, scale, reach, splits, across,
+        pointer(states), *sizes, scale, reach, splits, across, 0,
     )  # fmt: skip
     assert outside == 0
     combining = {"HEAD_DIM": D, "ROTATE": int(rotated), "FINISH": int(rotated), "SINKS": 0}

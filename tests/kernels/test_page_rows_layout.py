@@ -14,8 +14,8 @@ from sp.kernels.specs.attention.attention_rows import HEAD_DIMS, ROWS_A_BLOCK
 from sp.kernels.specs.attention.page_rows import row_bytes
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import DEVICE_PAGES, kv_append
-from sp.quant import BlockFormat
-from sp.quant.cached import K5, V4
+from sp.quant import F16, BlockFormat
+from sp.quant.cached import IN_BASIS, K4, K5, V4
 
 GATHER = """
 extern "C" void gather(const u8* pages, const i32* table, u16* out, i64 rows, i64 tokens, i32 kv_heads, int blocks) {
@@ -50,7 +50,7 @@ def random_pages(rng: np.random.Generator, fmt: BlockFormat, d: int) -> np.ndarr
     """Make rows of random bytes, but for scales, which are finite."""
     pages = rng.integers(0, 256, (3, 128, KV_HEADS, fmt.row_bytes(d))).astype(np.uint8)
     blocks = pages.reshape(-1, fmt.block_bytes)
-    if fmt in (K5, V4):
+    if fmt in (K5, K4, V4):
         blocks[:, :4] %= 0xA8  # nothing that float16 does not hold
     else:  # f16: values themselves, or scales
         halves = rng.standard_normal(len(blocks)).astype(np.float16)
@@ -77,17 +77,20 @@ def test_every_row_is_unpacked_as_its_format_says(fmt: BlockFormat, d: int) -> N
 
 
 @of_sizes
-@of_formats
-def test_rows_are_packed_as_the_encoder_packs_them(fmt: BlockFormat, d: int) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "based"), [*((fmt, fmt in IN_BASIS) for fmt in DEVICE_PAGES), (F16, True)], ids=lambda value: str(value)[:9]
+)
+def test_rows_are_packed_as_the_encoder_packs_them(fmt: BlockFormat, based: bool, d: int) -> None:
     rng, offset = np.random.default_rng(d), 120
     values = rng.standard_normal((11, KV_HEADS, d)).astype(np.float16)
-    basis = KeyBasis.measured(*np.exp(rng.standard_normal((3, KV_HEADS, d)))) if fmt is K5 else None
-    turn = d if fmt is not K5 and fmt.block_size > 1 else 0
+    basis = KeyBasis.measured(*np.exp(rng.standard_normal((3, KV_HEADS, d)))) if based else None
+    turn = d if not based and fmt.block_size > 1 else 0
     pages = [aligned(np.full((3, 128, KV_HEADS, fmt.row_bytes(d)), 0x55, np.uint8)) for _ in range(2)]
     kv_append(pages[0], TABLE.astype(np.int64), offset, values.astype(np.float32), fmt, turn, basis)
     arrays = [None] * 3 if basis is None else [aligned(one) for one in (basis.order, basis.offset, basis.inverse)]
     given, table = aligned(values.view(np.uint16)), aligned(TABLE)
-    library("kv_pages.cu", APPEND, HEAD_DIM=d, FORMAT=DEVICE_PAGES[fmt], BF16=0, ROTATE=turn).append(
+    defines = {"HEAD_DIM": d, "FORMAT": DEVICE_PAGES[fmt], "BF16": 0, "ROTATE": turn, "BASIS": int(based)}
+    library("kv_pages.cu", APPEND, **defines).append(
         *map(pointer, (given, pages[1], table)), offset, ctypes.c_int64(11 * KV_HEADS), KV_HEADS,
         *(None if one is None else pointer(one) for one in arrays), -(-11 * KV_HEADS // ROWS_A_BLOCK),
     )  # fmt: skip

@@ -75,7 +75,7 @@ def test_what_the_device_holds_wider_than_the_file_is_counted_so(tmp_path: Path)
     assert info["device"]["bytes"] > sum(row["source_bytes"] for row in info["device"]["formats"])
 
 
-@pytest.mark.parametrize("kv", ["f16", "q8_0", "5bit", "q4_0"])
+@pytest.mark.parametrize("kv", ["f16", "q8_0", "5bit", "4bit", "q4_0"])
 @pytest.mark.parametrize("tokens", [1, 128, 129, 5000])
 @pytest.mark.parametrize("shape", [*TINY, "qwen3-0.6b"])
 def test_caches_are_as_large_as_those_of_an_answer(shape: str, tokens: int, kv: str) -> None:
@@ -84,7 +84,7 @@ def test_caches_are_as_large_as_those_of_an_answer(shape: str, tokens: int, kv: 
     assert kv_bytes(config, tokens, kv) + state_bytes(config) == cache.nbytes
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "5bit", "q4_0", "k=f16,v=q4_0", "k=k5,v=f16"])
+@pytest.mark.parametrize("kv", ["q8_0", "5bit", "4bit", "q4_0", "k=f16,v=q4_0", "k=k5,v=f16"])
 @pytest.mark.parametrize("name", ["qwen3.6-27b", "gemma-4-31b", "llama-3.1-8b"])
 @pytest.mark.parametrize("tokens", [1, 128, 129, 100_000])
 def test_reading_counts_the_unpacked_pages_of_the_widest_layer(name: str, tokens: int, kv: str) -> None:
@@ -101,7 +101,7 @@ def test_reading_counts_the_unpacked_pages_of_the_widest_layer(name: str, tokens
     assert found[0] - found[1] == held + more
 
 
-@pytest.mark.parametrize("kv", ["f32", "q5_1", "k=q8_0,v=q4_0"])
+@pytest.mark.parametrize("kv", ["f32", "q5_1", "k=q8_0,v=q4_0", "k=k4,v=q8_0"])
 def test_bytes_of_any_type_are_those_of_its_cache(kv: str) -> None:
     config = find_shape("tiny-qwen3").config
     assert kv_bytes(config, 300, kv) == Cache(config, 300, kv).nbytes

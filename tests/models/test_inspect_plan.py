@@ -85,7 +85,7 @@ def test_memory_is_weights_and_cache_as_they_are_reserved(tmp_path: Path) -> Non
     plan = plan_file(path, tokens=4096)
     config, weights = plan.sizes or pytest.fail("no sizes")
     rows = [row for row in plan.as_dict()["memory"] if row["kv"] is not None]
-    kinds = "f16", "q8_0", "5bit", "q4_0"
+    kinds = "f16", "q8_0", "5bit", "4bit", "q4_0"
     assert tuple(dict.fromkeys(row["kv"] for row in rows)) == kinds
     assert {(row["kv"], row["tokens"]) for row in rows} == {(kv, n) for kv in kinds for n in {*REPORTED_LENGTHS, 4096}}
     for row in rows:

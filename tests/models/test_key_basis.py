@@ -22,7 +22,7 @@ from sp.ops.sparse.block_lists import mask_of
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.parallel.host import HostGroup
 from sp.quant import F32
-from sp.quant.cached import K5, V4
+from sp.quant.cached import K4, K5, V4
 
 RNG = np.random.default_rng(5)
 HEADS, GROUP = 2, 3
@@ -117,15 +117,27 @@ def test_channels_that_weigh_most_take_the_first_half_of_each_block() -> None:
     assert (placed[:, first].min(axis=1) >= placed[:, ~first].max(axis=1)).all()
 
 
+@pytest.mark.parametrize("fmt", [K5, K4], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
-def test_the_key_that_a_basis_is_around_is_packed_without_error(d) -> None:
+def test_the_key_that_a_basis_is_around_is_packed_without_error(d, fmt) -> None:
     basis, key = some_basis(d), 30 * RNG.normal(size=(HEADS, d)).astype(np.float32)
-    around = basis.around(key)
-    errors = [np.abs(each.keys(K5.decode(K5.encode(each.stored(key[None])))) - key).max() for each in (basis, around)]
+    around = replace(basis, first=key).of_format(fmt)
+    errors = [np.abs(each.keys(fmt.decode(fmt.encode(each.stored(key[None])))) - key).max() for each in (basis, around)]
     assert errors[1] < 1e-4 < 0.1 < errors[0]
     assert np.array_equal(around.order, basis.order)
     assert np.array_equal(around.scale, basis.scale)
     assert around.offset.dtype == np.float32
+
+
+def test_each_format_has_a_basis_of_its_own_which_is_computed_once() -> None:
+    measured, key = some_basis(64), RNG.normal(size=(HEADS, 64)).astype(np.float32)
+    assert measured.of_format(K5) is measured, "without such a key"
+    measured = replace(measured, first=key)
+    five, four = (measured.of_format(fmt) for fmt in (K5, K4))
+    assert not np.array_equal(five.offset, four.offset)
+    for basis, fmt in ((five, K5), (four, K4)):
+        assert measured.of_format(fmt) is basis is basis.of_format(fmt)
+        np.testing.assert_array_equal(basis.offset, measured.around(key, fmt).offset)
 
 
 def test_tokens_far_back_count_less(model) -> None:
@@ -160,7 +172,8 @@ def test_what_is_measured_is_what_the_cache_and_queries_hold(arch, tmp_path) -> 
     for layer, basis in found.items():
         k, q = (np.concatenate(one[layer]).astype(np.float64) for one in (keys, asked))
         q = np.sqrt(np.square(q).reshape(len(q), k.shape[1], -1, k.shape[2]).mean(axis=(0, 2)))
-        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q).around(np.mean(first[layer], axis=0))
+        want = KeyBasis.measured(k.mean(axis=0), k.std(axis=0), q)
+        np.testing.assert_allclose(basis.first, np.mean(first[layer], axis=0), atol=1e-4)
         np.testing.assert_allclose(basis.scale, want.scale, rtol=1e-3)
         np.testing.assert_allclose(basis.offset, want.offset, atol=1e-4)
 
@@ -214,10 +227,11 @@ def test_a_cache_has_the_bases_that_its_model_knows(model, runs) -> None:
     other.new_cache(9, "k=k5,v=q8_0")
     own.new_cache(9, "q8_0")
     assert asked == [own.config.rope, other.config.rope]
-    assert own.new_cache(9, "v=v4,k=k5").stored(1).basis is known[1]
+    assert own.new_cache(9, "v=v4,k=k5").stored(1).basis is known[1].of_format(K5)
+    assert own.new_cache(9, "4bit").stored(1).basis is known[1].of_format(K4)
     with pytest.raises(ConfigError, match="names one side"):
         own.new_cache(9, "k=k5")
-    assert cache.stored(1).basis is known[1]
+    assert cache.stored(1).basis is known[1].of_format(K5)
     assert model.new_cache(9, "5bit").stored(1).basis.scale.max() == 1  # plain
 
 
@@ -242,13 +256,13 @@ def test_a_trail_asks_once_and_keeps_its_bases_while_it_grows(model, runs) -> No
         at = stop
     other = trail.fork(400)
     assert asked == ["5bit"]
-    assert trail.cache.stored(0).basis is other.cache.stored(0).basis is known[0]
+    assert trail.cache.stored(0).basis is other.cache.stored(0).basis is known[0].of_format(K5)
     np.testing.assert_array_equal(other.cache.keys(1)[:400], trail.cache.keys(1)[:400])
     empty = trail.fork(0), SessionCache(model.config, "5bit", bases=bases).fork(0)
     for one, times in zip(empty, (1, 2), strict=True):  # of a trail that has read nothing they are asked for
         with one.reading(100) as cache:
             prefill(model, ids[:100], np.arange(100), cache)
-            assert cache.stored(0).basis is known[0]
+            assert cache.stored(0).basis is known[0].of_format(K5)
         assert len(asked) == times
     whole = Cache(model.config, 600, "5bit", bases=known)
     prefill(model, ids[:100], np.arange(100), whole)
@@ -287,14 +301,15 @@ def test_windows_heads_of_two_sizes_and_layers_without_rope_have_bases(shape, tm
     assert np.square(logits("5bit") - exact).mean() < most * exact.var()
 
 
-def test_gpus_that_read_together_have_the_bases_of_their_model(model, runs) -> None:
+@pytest.mark.parametrize(("kv", "fmt"), [("5bit", K5), ("4bit", K4)])
+def test_gpus_that_read_together_have_the_bases_of_their_model(model, runs, kv, fmt) -> None:
     known, seen = measured_bases(model, runs), []
     own = load_model_like(model)
     own.key_bases = lambda _: known
     ids = np.random.default_rng(2).integers(0, model.config.vocab, 900)
 
     def look(layer: int, q, cache: Cache) -> None:
-        seen.append((layer, cache.stored(layer).basis is known[layer]))
+        seen.append((layer, cache.stored(layer).basis is known[layer].of_format(fmt)))
 
-    read_context_parallel(HostGroup(2), [own] * 2, ids, np.arange(900), Hooks(on_attention=look), kv="5bit")
+    read_context_parallel(HostGroup(2), [own] * 2, ids, np.arange(900), Hooks(on_attention=look), kv=kv)
     assert seen == [(layer, True) for layer in range(model.config.layers)]

@@ -12,7 +12,7 @@ from sp.config import from_mapping, from_text
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import DEVICE_KV, FORMATS, NAMES, KVType, cache_name, checked_kv, rotates
 from sp.quant import F16, F32, Q4_0, Q5_0, Q5_1, Q8_0
-from sp.quant.cached import K5, V4
+from sp.quant.cached import K4, K5, V4
 from sp.session import ConversationOptions, RunOptions
 
 SIDES = {
@@ -22,6 +22,7 @@ SIDES = {
     "q5_1": (Q5_1, Q5_1),
     "q5_0": (Q5_0, Q5_0),
     "5bit": (K5, V4),
+    "4bit": (K4, V4),
     "q4_0": (Q4_0, Q4_0),
 }
 
@@ -39,7 +40,7 @@ def test_all_names_are_known_here() -> None:
 
 
 @pytest.mark.parametrize("k", [name for name in FORMATS if name != "v4"])
-@pytest.mark.parametrize("v", [name for name in FORMATS if name != "k5"])
+@pytest.mark.parametrize("v", [name for name in FORMATS if name not in ("k5", "k4")])
 def test_any_two_go_together_and_are_named_in_one_way(k: str, v: str) -> None:
     kv = KVType.parse(f"v={v},k={k}", "--kv")
     assert kv == KVType.parse(f"k={k},v={v}", "--kv") == KVType.parse(kv, "--kv")
@@ -47,9 +48,9 @@ def test_any_two_go_together_and_are_named_in_one_way(k: str, v: str) -> None:
     assert kv.sides == (k, v)
     assert kv.packed == (k not in ("f16", "f32") or v not in ("f16", "f32"))
     assert kv.bits_per_value == (FORMATS[k].bits_per_value + FORMATS[v].bits_per_value) / 2
-    assert kv.on_device == ({k, v} <= {"f16", "q8_0", "q4_0", "k5", "v4"})
+    assert kv.on_device == ({k, v} <= {"f16", "q8_0", "q4_0", "k5", "k4", "v4"})
     assert kv.takes([64, 128]) is True
-    assert kv.takes([64, 96]) is not bool({k, v} & {"k5", "v4"})
+    assert kv.takes([64, 96]) is not bool({k, v} & {"k5", "k4", "v4"})
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ def test_any_two_go_together_and_are_named_in_one_way(k: str, v: str) -> None:
         ("", "--kv"),
         ("F16", "did you mean 'f16'"),
         ("k5", "k5 stores keys only; pass 5bit"),
+        ("k4", "k4 stores keys only; pass 4bit, or a format for each side, as in k=k4,v=v4"),
         ("v4", "v4 stores values only; pass 5bit"),
         ("k=q8_0", "names one side; pass both, as in k=q8_0,v=q4_0"),
         ("v=v4", "names one side"),
@@ -69,6 +71,7 @@ def test_any_two_go_together_and_are_named_in_one_way(k: str, v: str) -> None:
         ("k=q8_0,", "takes one format, or one for each side"),
         ("k=v4,v=v4", "format of keys"),
         ("k=q8_0,v=k5", "format of values"),
+        ("k=q8_0,v=k4", "format of values"),
         ("k=5bit,v=f16", "format of keys"),
         ("k=q8,v=q4_0", "did you mean 'q8_0'"),
         ("k=,v=q4_0", "format of keys"),
@@ -87,19 +90,19 @@ def test_anything_else_is_refused_in_one_line(text: str, told: str) -> None:
 def test_what_is_known_of_a_side_is_of_that_side() -> None:
     with pytest.raises(ConfigError) as refused:
         KVType.parse("k=nothing,v=f16", "--kv")
-    assert "k5" in str(refused.value)
+    assert "k4, k5" in str(refused.value)
     assert "v4" not in str(refused.value)
 
 
 def test_planning_goes_from_the_exact_one_to_the_one_that_rounds_most() -> None:
-    assert DEVICE_KV == ("f16", "q8_0", "5bit", "q4_0")
+    assert DEVICE_KV == ("f16", "q8_0", "5bit", "4bit", "q4_0")
     bits = [kv.bits_per_value for kv in DEVICE_KV]
-    assert bits == sorted(bits, reverse=True) == [16.0, 8.5, 5.0, 4.5]
+    assert bits == sorted(bits, reverse=True) == [16.0, 8.5, 5.0, 4.5, 4.5]
     every = [KVType(name).bits_per_value for name in NAMES]
     assert every == sorted(every, reverse=True)
 
 
-@pytest.mark.parametrize("kv", ["q4_0", "5bit", "k=q8_0,v=q4_0"])
+@pytest.mark.parametrize("kv", ["q4_0", "5bit", "4bit", "k=q8_0,v=q4_0"])
 def test_it_is_text_in_json_yaml_and_pickles(kv: str) -> None:
     kv_type = KVType.parse(kv, "kv")
     assert json.loads(json.dumps({"kv": kv_type})) == {"kv": kv}
@@ -110,7 +113,7 @@ def test_it_is_text_in_json_yaml_and_pickles(kv: str) -> None:
     assert pickle.loads(pickle.dumps(kv_type)) == kv
 
 
-@pytest.mark.parametrize("kv", ["q4_0", "5bit", "k=q8_0,v=q4_0", "v=q4_0,k=q8_0"])
+@pytest.mark.parametrize("kv", ["q4_0", "5bit", "4bit", "k=q8_0,v=q4_0", "v=q4_0,k=q8_0"])
 def test_options_take_it_from_text_and_from_mappings(kv: str) -> None:
     told = KVType.parse(kv, "kv")
     assert from_text(kv, KVType, "--kv") == told
@@ -120,7 +123,7 @@ def test_options_take_it_from_text_and_from_mappings(kv: str) -> None:
     assert isinstance(ConversationOptions(keys=kv).keys, KVType)
 
 
-@pytest.mark.parametrize("given", ["q4_1", 5, None, "k5", True])
+@pytest.mark.parametrize("given", ["q4_1", 5, 4, None, "k5", "k4", True])
 def test_options_refuse_others_in_one_line(given: object) -> None:
     for cls, name in ((RunOptions, "kv"), (ConversationOptions, "keys")):
         with pytest.raises(ConfigError) as refused:
@@ -129,14 +132,14 @@ def test_options_refuse_others_in_one_line(given: object) -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_packed_ones_are_rotated_and_five_bits_always() -> None:
+def test_packed_ones_are_rotated_and_pairs_always() -> None:
     assert {kv: rotates(kv, None) for kv in NAMES} == {kv: kv not in ("f16", "f32") for kv in NAMES}
     assert rotates("k=f16,v=q4_0", None)
     assert not rotates("q8_0", False)
     assert rotates("f16", True)
     assert cache_name("5bit", None) == "5bit rotated"
     assert cache_name("k=q8_0,v=q4_0", False) == "k=q8_0,v=q4_0"
-    for kv in ("5bit", "k=k5,v=f16", "k=f16,v=v4"):
+    for kv in ("5bit", "4bit", "k=k5,v=f16", "k=k4,v=f16", "k=f16,v=v4"):
         with pytest.raises(ConfigError, match="designed for rotated keys and values") as refused:
             rotates(kv, False)
         assert "\n" not in str(refused.value)
@@ -145,7 +148,7 @@ def test_packed_ones_are_rotated_and_five_bits_always() -> None:
 @pytest.mark.parametrize(
     ("kv", "head_dim", "rotate", "device", "told"),
     [
-        ("q5_0", 128, True, "cuda", "KV format q5_0 is for the CPU; the GPU has f16, q8_0, 5bit and q4_0"),
+        ("q5_0", 128, True, "cuda", "KV format q5_0 is for the CPU; the GPU has f16, q8_0, 5bit, 4bit and q4_0"),
         ("k=f16,v=f32", 128, False, "cuda", "KV format k=f16,v=f32 is for the CPU"),
         ("5bit", 96, True, "cpu", "packs 64 values per block, which does not divide the head size 96"),
         ("k=f16,v=q4_0", 48, True, "cpu", "packs 32 values per block"),

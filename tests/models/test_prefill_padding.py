@@ -7,7 +7,7 @@ import pytest
 from twice_as_deep import write_deep
 
 from sp.models import Model, decode_step, load_model, prefill
-from sp.models.cache.cache import padded
+from sp.models.cache.delta_state import padded
 from sp.models.run.hooks import run_layers
 from sp.ops.delta.delta_mixer import DeltaParams, delta_mixer
 from sp.ops.delta.padding import hide_padding, keep_taps

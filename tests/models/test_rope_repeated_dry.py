@@ -26,7 +26,7 @@ from sp.ops.attention.attention_heads import turns
 model, seen, again = load_model(sys.argv[2], device="cuda"), [], []
 def tell(entry, values):
     if "heads" in entry:
-        magnitude = values[-4 if entry == "attention_heads" else -1]  # arrays of a basis come after it
+        magnitude = values[-8 if entry == "attention_heads" else -1]  # arrays of a basis and exact rows come after it
         seen.append((set(value for value in values if value > 1 << 32), magnitude))
 dry_device.told.append(tell)
 repeat = launch_replay.LaunchReplay.__call__

@@ -14,9 +14,9 @@ from sp.arrays import Bytes, Floats
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import KVType
 from sp.quant import BlockFormat
-from sp.quant.cached import K5, V4
+from sp.quant.cached import K4, K5, V4
 
-both = pytest.mark.parametrize("fmt", [K5, V4], ids=lambda fmt: fmt.name)
+both = pytest.mark.parametrize("fmt", [K5, K4, V4], ids=lambda fmt: fmt.name)
 FINITE = 0xF8  # bytes of scales below it are numbers
 
 
@@ -69,10 +69,17 @@ def samples(groups: int = 200, seed: int = 0) -> Floats:
 
 @both
 def test_sizes(fmt: BlockFormat) -> None:
-    assert fmt.bits_per_value == {K5: 5.5, V4: 4.5}[fmt]
+    assert fmt.bits_per_value == {K5: 5.5, K4: 4.5, V4: 4.5}[fmt]
     assert fmt.block_size == 64
-    assert fmt.row_bytes(128) == {K5: 88, V4: 72}[fmt]
-    assert KVType("5bit").bits_per_value == 5.0
+    assert fmt.row_bytes(128) == {K5: 88, K4: 72, V4: 72}[fmt]
+    assert (KVType("5bit").bits_per_value, KVType("4bit").bits_per_value) == (5.0, 4.5)
+
+
+def test_keys_of_four_bits_have_the_layout_of_values() -> None:
+    values = samples(seed=4)
+    np.testing.assert_array_equal(K4.encode(values), V4.encode(values))
+    assert (K4.name, V4.name) == ("K4", "V4")
+    assert K4 != V4
 
 
 @both

@@ -14,6 +14,7 @@ from sp.models.cache import session_cache
 from sp.ops.rope import Rope
 from sp.parallel.host import HostGroup
 from sp.prompt import Prompt
+from sp.quant.cached import K4, K5
 from sp.session import Conversation, ConversationOptions, Pipeline, RunOptions, embedded, key_bases, load, synthetic
 from sp.studies.sample import sample
 
@@ -46,7 +47,7 @@ def drafter():
 
 
 def same(one, other) -> bool:
-    names = ("order", "offset", "scale")
+    names = ("order", "offset", "scale", "first")
     return one.keys() == other.keys() and all(
         np.array_equal(getattr(one[layer], name), getattr(other[layer], name)) for layer in one for name in names
     )
@@ -65,9 +66,11 @@ def test_the_second_load_reads_what_the_first_one_measured(measured, own_cache) 
     model.new_cache(9, "q8_0")
     assert measured == []
     first, cache = model.bases_for("5bit"), model.new_cache(9, "5bit")
-    assert cache.stored(0).basis is first[0]
+    assert cache.stored(0).basis is first[0].of_format(K5)
+    assert model.new_cache(9, "4bit").stored(0).basis is first[0].of_format(K4)
     assert model.bases_for("5bit") is first
-    assert same(drafter().bases_for("k=k5,v=q8_0"), first)
+    for kv in ("k=k5,v=q8_0", "4bit", "k=k4,v=q8_0"):
+        assert same(drafter().bases_for(kv), first)
     assert measured == [model.depth]
     assert [path.suffix for path in own_cache.iterdir()] == [".safetensors"]
 
@@ -76,7 +79,7 @@ F32_ARRAY, BF16_ARRAY = b'"F32","shape":[2,128]', b'"BF16","shape":[512] '  # in
 
 
 def other_key(path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"sp-key-bases/3", b"sp-key-bases/0"))
+    path.write_bytes(path.read_bytes().replace(b"sp-key-bases/4", b"sp-key-bases/0"))
 
 
 def spoilt(**arrays):
@@ -109,9 +112,26 @@ def spoilt(**arrays):
         spoilt(offset=lambda x: x[:, :-1].copy()),
         spoilt(order=lambda x: x * 0),
         spoilt(scale=lambda x: x * 0 + np.float32(1e-42)),
+        spoilt(first=lambda x: x * np.float32(np.inf)),
+        spoilt(first=lambda x: x[:, :-1].copy()),
         lambda path: path.write_bytes(path.read_bytes().replace(F32_ARRAY, BF16_ARRAY)),
     ],
-    ids=["empty", "text", "cut", "folder", "schema", "nan", "negative", "dtype", "shape", "order", "tiny", "bfloat16"],
+    ids=[
+        "empty",
+        "text",
+        "cut",
+        "folder",
+        "schema",
+        "nan",
+        "negative",
+        "dtype",
+        "shape",
+        "order",
+        "tiny",
+        "first",
+        "wide",
+        "bfloat16",
+    ],
 )
 def test_what_is_damaged_is_measured_anew(spoil, measured, own_cache) -> None:
     first = drafter().bases_for("5bit")
@@ -167,12 +187,12 @@ def test_what_cannot_be_measured_has_plain_bases(monkeypatch, measured) -> None:
 
 @pytest.fixture
 def asked(monkeypatch) -> list[Cache]:
-    """Caches of five bits that trails and models made."""
+    """Caches of five bits and of four that trails and models made."""
     found, init = list[Cache](), Cache.__init__
 
     def spy(self, *given, **how):
         init(self, *given, **how)
-        found.extend([self] if self.kv == "5bit" else [])
+        found.extend([self] if self.kv in ("5bit", "4bit") else [])
 
     monkeypatch.setattr(session_cache.Cache, "__init__", spy)
     return found
@@ -214,13 +234,15 @@ def test_who_opens_a_pair_is_told_before_any_stage(measured) -> None:
     assert told == [("measuring target.gguf", total, total)]
     Conversation(opened, RunOptions(), ConversationOptions(keys="5bit"))
     assert [what for what, *_ in told] == ["measuring target.gguf", "measuring drafter.gguf"]
-    opened.ready(RunOptions(), keys="5bit")
+    opened.ready(RunOptions(kv="4bit"), keys="5bit")
+    opened.ready(RunOptions(), keys="4bit")
     assert len(told) == 2
 
 
+@pytest.mark.parametrize("kv", ["5bit", "4bit"])
 @pytest.mark.parametrize("drafter", ["qwen3", "qwen35"])
-def test_a_conversation_keeps_keys_in_five_bits(drafter, asked) -> None:
-    talk = Conversation(pair("qwen3", drafter), options(0.5, kv="5bit"), ConversationOptions(keys="5bit"))
+def test_a_conversation_keeps_keys_in_bases(drafter, kv, asked) -> None:
+    talk = Conversation(pair("qwen3", drafter), options(0.5, kv=kv), ConversationOptions(keys=kv))
     rng, history = np.random.default_rng(3), [said("system", text(np.random.default_rng(2), 8))]
     for turn in range(3):
         history.append(said("user", text(rng, 90)))

@@ -183,6 +183,7 @@ def test_gpus_draft_a_new_conversation_together_and_the_first_goes_on(keys: str)
         talks = [Conversation(each, options(0.4), memory) for each in (alone, pipeline)]
         for number, (want, got) in enumerate(zip(*(walk(talk, 3, 3000) for talk in talks), strict=True)):
             assert (got.answer.tokens, got.usage) == (want.answer.tokens, want.usage)
-            np.testing.assert_allclose(got.scores, want.scores, atol=1e-5)
+            # A row that is rounded otherwise may be packed as another one.
+            np.testing.assert_allclose(got.scores, want.scores, atol=1e-5 if keys == "f16" else 2e-4)
             line = got.answer.trace.facts["cards"][0]
             assert line.startswith(f"drafter: read by {'the first of ' if number else ''}2 GPUs")

@@ -133,7 +133,7 @@ BAD = [
     (["--decode", "ddtree", "--speculator", "{draft}", "--set", "decode.budget=0"], "budget is 0"),
     (["--decode", "ddtree", "--speculator", "{draft}", "--set", "decode.budgt=4"], "did you mean 'budget'"),
     (["--decode", "greedy", "--set", "decode.budget=4"], "option of decoder greedy 'budget'; there are none"),
-    (["--kv", "q4"], "kv is 'q4'; did you mean 'q4_0'? Known: 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0"),
+    (["--kv", "q4"], "kv is 'q4'; did you mean 'q4_0'? Known: 4bit, 5bit, f16, f32, q4_0, q5_0, q5_1, q8_0"),
     (["--kv", "k=q8_0"], "--kv: k=q8_0 names one side; pass both, as in k=q8_0,v=q4_0"),
     (["--kv", "k=q8_0,v=k5"], "--kv: the format of values is 'k5'"),
     (

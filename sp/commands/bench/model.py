@@ -41,7 +41,7 @@ def bench_model(
     device: OnDevice = "auto",
     path: KernelPath = "auto",
     precision: Annotated[PrecisionName, opt(help="Matmul precision of prefill: bf16, int8, fp8 or auto.")] = "bf16",
-    kv: Annotated[KVType, opt(help="Format of the KV cache: f16, q8_0, 5bit, q4_0, k=q8_0,v=q4_0, ...")] = USUAL,
+    kv: Annotated[KVType, opt(help="Format of the KV cache: f16, q8_0, 5bit, 4bit, q4_0, k=q8_0,v=q4_0, ...")] = USUAL,
     rotate: Annotated[
         bool | None, opt(help="Hadamard-rotate keys and values; if omitted, when the cache is quantised.")
     ] = None,

@@ -12,70 +12,16 @@ import numpy as np
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError, PromptError
 from sp.kernels import device_errors, import_cupy
+from sp.models.cache.delta_state import DeltaState
 from sp.models.cache.device_tables import DeviceTables
 from sp.models.cache.kv_type import checked_kv, rotates
-from sp.models.config import DeltaConfig, ModelConfig
+from sp.models.config import ModelConfig
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, kv_commit
+from sp.ops.attention.recent_rows import RecentRows, new_rings, rings_nbytes
 from sp.ops.attention.score_rule import window_reach
-from sp.quant import Math
-from sp.quant.cached import K5
-
-
-@dataclass
-class DeltaState:
-    """State of one Gated DeltaNet layer: float32 whatever the format of the pages.
-
-    Attributes
-    ----------
-    conv : float32 (conv_kernel - 1, conv_dim)
-        The last inputs of the convolution, oldest first.
-    recurrent : float32 (value_heads, head_dim, head_dim)
-        The state S, key axis before value axis.
-    tokens : int
-        Tokens read so far.
-    real : int32 (1,), optional
-        Number of tokens of a padded run that count, see `padded`; all of them by default.
-    """
-
-    conv: Floats
-    recurrent: Floats
-    tokens: int = 0
-    real: Ints | None = None
-
-    @classmethod
-    def new(cls, sizes: DeltaConfig, device: Literal["cpu", "cuda"]) -> DeltaState:
-        """The state before the first token."""
-        zeros = np.zeros if device == "cpu" else import_cupy().zeros
-        return cls(
-            zeros((sizes.conv_kernel - 1, sizes.conv_dim), np.float32),
-            zeros((sizes.value_heads, sizes.head_dim, sizes.head_dim), np.float32),
-        )
-
-    def clear(self) -> None:
-        """Forget every token, in the same arrays."""
-        self.conv.fill(0)
-        self.recurrent.fill(0)
-        self.tokens = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both arrays."""
-        return int(self.conv.nbytes + self.recurrent.nbytes)
-
-
-@contextmanager
-def padded(states: Sequence[DeltaState], real: Ints) -> Iterator[None]:
-    """Within the context, let states take only the first ``real[0]`` tokens of a run: at least as many as `conv` holds.
-    `real`, int32 (1,), is where the states are, so that a CUDA graph reads it at every replay."""
-    for state in states:
-        state.real = real
-    try:
-        yield
-    finally:
-        for state in states:
-            state.real = None
-
+from sp.quant import BlockFormat, Math
+from sp.quant.cached import IN_BASIS, K4
 
 AT_ONCE = 8192  # most tokens that a layer with a window takes in one append
 
@@ -151,7 +97,7 @@ class Cache:
     precision : Math
         Precision of attention of long runs; see `takes_bytes`.
     bases : mapping of int to KeyBasis, optional
-        Basis change of each attention layer's keys before they are packed in a format that uses it (`K5`), on the
+        Basis change of each attention layer's keys before they are packed in a format that uses it (`IN_BASIS`), on the
         device of the cache. Keys of other layers are only rotated.
 
     Raises
@@ -192,7 +138,7 @@ class Cache:
             raise ConfigError(f"layers is {layers}; pass at least 1, for a model with attention layers")
         # Every head size must suit the format; the type itself is the same for all.
         self.kv, *_ = [checked_kv(kv, sizes.head_dim, self._rotated, device) for sizes in config.head_sizes]
-        self._bases = key_bases(config, bases or {}, device) if self.kv.k is K5 else {}
+        self._bases = key_bases(config, bases or {}, device, self.kv.k) if self.kv.k in IN_BASIS else {}
         self._page_format = {"fmt": self.kv.k, "value_fmt": self.kv.v, "rotated": self._rotated}
         blocks = -(-self.capacity // PAGE_TOKENS)
         ring_sizes = [min(blocks, ring_pages(window)) for window in windows or ()]
@@ -219,6 +165,8 @@ class Cache:
         where = [(pool, row) for pool in self._pools for row in range(pool.rows.start, pool.rows.stop)]
         by_pool = {layer: _Layer(*place) for layer, place in zip(placed, where, strict=True)}
         self._layers = {layer: by_pool[layer] for layer in attention}
+        # Exact rows of the newest tokens, by layer: none for other formats.
+        self.recent = self._new_rings(blocks) if self.kv.k is K4 else {}
         self._counted: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
         self._together = False
 
@@ -232,6 +180,8 @@ class Cache:
             self._mirror.counts.fill(0)
         for state in self._states.values():
             state.clear()
+        for recent in self.recent.values():
+            recent.forget()
 
     def append(self, layer: int, k: Floats, v: Floats) -> None:
         """Store the keys and values of the next tokens of an attention layer. `k`, `v`, float32 (tokens, kv_heads,
@@ -256,7 +206,8 @@ class Cache:
     def stored(self, layer: int) -> PagedKV:
         """Return where the keys and values of a layer are stored, for ops that read pages."""
         state, mirror = self._layers[layer], self._mirror
-        options: dict[str, Any] = {**self._page_format, "basis": self._bases.get(layer)}
+        options: dict[str, Any] = {"basis": self._bases.get(layer), "recent": self.recent.get(layer)}
+        options |= self._page_format
         if mirror is None:
             return PagedKV(state.pool.k, state.pool.v, np.array(state.table, np.int64), state.tokens, **options)
         options |= {"start": mirror.counts[state.row, :1], "total": mirror.counts[state.row, 1:]}
@@ -291,6 +242,9 @@ class Cache:
         dropped."""
         for layer, state in self._counted.items():
             state.tokens += tokens if layers is None or layer in layers else 0
+        for layer, recent in self.recent.items():
+            if recent.count(self._layers[layer].tokens) and not self._layers[layer].released:
+                recent.refill(self.stored(layer))
 
     def advance(self, tokens: int, more: Any = None, layer: int | None = None) -> None:
         """Count `tokens` more tokens (fewer if negative) in every layer or in one, on the device only; no effect on the
@@ -298,26 +252,35 @@ class Cache:
         if self._mirror is not None and (layer is None or layer in self._layers):
             self._mirror.advance(tokens, None if layer is None else self._layers[layer].row, more)
 
-    def crop(self, tokens: int) -> None:
+    def crop(self, tokens: int, *, refill: bool = True) -> None:
         """Truncate to the first `tokens` tokens on host and device, even if layers are half read; pages after them are
-        overwritten later, and recurrent states stay as they are."""
+        overwritten later, and recurrent states stay as they are. Without `refill` the caller provides the exact rows of
+        the newest tokens, see `RecentRows`."""
+        stale = [layer for layer in self.recent if refill and self._layers[layer].tokens != tokens]
         for state in self._counted.values():
             state.tokens = tokens
         if self._mirror is not None:
             self._mirror.counts.fill(tokens)
+        for layer in stale:
+            self.recent[layer].refill(self.stored(layer))
 
     def move(self, nodes: int, path: Ints, count: Ints) -> None:
         """Move those of the last `nodes` tokens that a path names to the front, in all attention layers; counts stay.
         `path`, int64 (count or more,), on the device int32: increasing, below `nodes`. `count`: nodes of the path,
         int64 (1,), on the device int32."""
         for pool in self._pools:
+            rings = [recent for layer, recent in self.recent.items() if self._layers[layer].pool is pool]
+            total: Any
+            kept: Any
             if self._mirror is not None:
-                tables = self._mirror.tables[pool.rows]
-                kv_commit(pool.k, pool.v, tables, self._mirror.counts[0, 1:], nodes, path, count)
+                tables, total, kept = self._mirror.tables[pool.rows], self._mirror.counts[0, 1:], count
             else:
                 layers = [layer for layer in self._layers.values() if layer.pool is pool]
                 tables = np.array([layer.table for layer in layers], np.int64)
-                kv_commit(pool.k, pool.v, tables, layers[0].tokens, nodes, path, int(count[0]))
+                total, kept = layers[0].tokens, int(count[0])
+            kv_commit(pool.k, pool.v, tables, total, nodes, path, kept)
+            if rings:
+                kv_commit(rings[0].k, rings[0].v, rings[0].tables, total, nodes, path, kept)
 
     def gather(self, layer: int) -> tuple[Floats, Floats]:
         """Return the keys and values of a layer as stored (rotated, if the cache rotates): two arrays (tokens,
@@ -341,6 +304,8 @@ class Cache:
         state.pool.free += reversed(dict.fromkeys(state.table))
         assert len(state.pool.free) <= len(state.pool.k), "a page was returned twice"
         state.table, state.tokens, state.released = [], 0, True
+        if layer in self.recent:
+            self.recent[layer].forget()
         if self._mirror is not None:
             self._mirror.counts[state.row].fill(0)
 
@@ -378,13 +343,28 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes allocated: all pools of pages and all states."""
-        return sum(pool.nbytes for pool in self._pools) + self.state_nbytes
+        return sum(pool.nbytes for pool in self._pools) + self.ring_nbytes + self.state_nbytes
 
     @property
     def peak_nbytes(self) -> int:
         """Bytes ever written to: pages in use at the peak and all states."""
         peaks = (pool.peak * (pool.nbytes // len(pool.k)) for pool in self._pools)
-        return sum(peaks) + self.state_nbytes
+        return sum(peaks) + self.ring_nbytes + self.state_nbytes
+
+    def end_run(self) -> None:
+        """Forget the exact rows of the last long run, whose memory is freed or used again."""
+        for recent in self.recent.values():
+            recent.end()
+
+    @property
+    def ring_nbytes(self) -> int:
+        """Bytes of the exact rows of the newest tokens, see `RecentRows`."""
+        return rings_nbytes(self.recent)
+
+    def _new_rings(self, blocks: int) -> dict[int, RecentRows]:
+        """Allocate rings for the newest tokens of all layers."""
+        sizes = [(layers, sizes.kv_heads, sizes.head_dim) for sizes, layers in self.config.head_groups]
+        return new_rings(sizes, blocks, self.device)
 
     def _grow(self, layer: int, total: int) -> None:
         """Allocate the pages that a layer needs for `total` tokens; the page that was freed last is taken first."""
@@ -414,11 +394,11 @@ class Cache:
             self._mirror.grow(state.row, used, table[used:])
 
 
-def key_bases(config: ModelConfig, known: Mapping[int, KeyBasis], device: str) -> dict[int, KeyBasis]:
-    """Return the bases of all attention layers: the known ones, and plain bases for the others."""
+def key_bases(config: ModelConfig, known: Mapping[int, KeyBasis], device: str, fmt: BlockFormat) -> dict[int, KeyBasis]:
+    """Return the bases of all attention layers for keys of a format: the known ones, and plain ones for the others."""
     bases = {}
     for layer in config.attention_layers:
         sizes = config.heads_of(layer)
-        basis = known.get(layer) or KeyBasis.plain(sizes.kv_heads, sizes.head_dim)
+        basis = known[layer].of_format(fmt) if layer in known else KeyBasis.plain(sizes.kv_heads, sizes.head_dim)
         bases[layer] = basis.on_device() if device == "cuda" else basis
     return bases

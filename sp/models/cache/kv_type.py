@@ -8,17 +8,18 @@ from typing import Literal
 from sp.errors import ConfigError, known_names, short
 from sp.ops.attention.kv_pages import DEVICE_PAGES, rotated_block
 from sp.quant import BlockFormat, format_by_name
-from sp.quant.cached import K5, V4
+from sp.quant.cached import K4, K5, V4
 
 FORMATS: dict[str, BlockFormat] = {
     **{name: format_by_name(name) for name in ("f32", "f16", "q8_0", "q5_1", "q5_0", "q4_0")},
     "k5": K5,
+    "k4": K4,
     "v4": V4,
 }
-PAIRS: Mapping[str, tuple[str, str]] = {"5bit": ("k5", "v4")}
+PAIRS: Mapping[str, tuple[str, str]] = {"5bit": ("k5", "v4"), "4bit": ("k4", "v4")}
 """Names for a pair of formats, of keys and of values, that are used together."""
-NAMES = ("f32", "f16", "q8_0", "q5_1", "q5_0", "5bit", "q4_0")
-ONE_SIDED = {"k5": "keys", "v4": "values"}
+NAMES = ("f32", "f16", "q8_0", "q5_1", "q5_0", "5bit", "4bit", "q4_0")
+ONE_SIDED = {"k5": "keys", "k4": "keys", "v4": "values"}
 KVDevice = Literal["cpu", "cuda"]
 
 
@@ -56,8 +57,9 @@ class KVType(str):
             if text not in NAMES:
                 side = ONE_SIDED.get(text)
                 if side is not None:
+                    name, (k, v) = next((pair, both) for pair, both in PAIRS.items() if text in both)
                     raise ConfigError(
-                        f"{where}: {text} stores {side} only; pass 5bit, or a format for each side, as in k=k5,v=v4"
+                        f"{where}: {text} stores {side} only; pass {name}, or a format for each side, as in k={k},v={v}"
                     )
                 raise ConfigError(f"{where} is {short(repr(text))}{known_names(text, NAMES)}")
             return cls(text)
@@ -84,10 +86,11 @@ class KVType(str):
 
     @property
     def bits_per_value(self) -> float:
-        """Bits per value, as the mean of keys and values, scales included.
+        """Bits per value, as the mean of keys and values, scales included; without the exact rows of the newest tokens
+        that `k4` keeps as well, which take the same room for any length.
 
-        >>> KVType("5bit").bits_per_value, KVType("f16").bits_per_value
-        (5.0, 16.0)
+        >>> KVType("5bit").bits_per_value, KVType("4bit").bits_per_value, KVType("f16").bits_per_value
+        (5.0, 4.5, 16.0)
         """
         return (self.k.bits_per_value + self.v.bits_per_value) / 2
 
@@ -142,7 +145,7 @@ def rotates(kv: str, rotate: bool | None) -> bool:
     rotated. ConfigError if there is no such type, or if rotation is switched off for a format that is designed for
     rotated rows."""
     known = kv if isinstance(kv, KVType) else known_kv(kv)
-    if rotate is False and {"k5", "v4"} & set(known.sides):
+    if rotate is False and {"k5", "k4", "v4"} & set(known.sides):
         raise ConfigError(f"KV format {kv} is designed for rotated keys and values; do not switch rotation off")
     return known.packed if rotate is None else rotate
 

@@ -347,7 +347,7 @@ class SessionCache:
         assert self._whole, "layers have read different tokens"
         first, exported = (0, frozenset[int]()) if full else (self._exported_tokens // PAGE_TOKENS, self._exported)
         if self._cache is not None and self.tokens:
-            contents = ParkedCache.of(self._cache, HostBuffer("cpu"), first)
+            contents = ParkedCache.of(self._cache, HostBuffer("cpu"), first, rings=False)  # files have none
         elif self._parked is not None:  # its buffer is overwritten when it is parked again
             contents = self._parked.copied(first)
         else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -150,7 +150,8 @@ def states_fit(states: States, config: ModelConfig) -> bool:
 def copy_cache(source: Cache, target: Cache, tokens: int) -> None:
     """Copy the first `tokens` tokens of a cache into an empty one of the same model and format, on the same device.
 
-    Recurrent states are copied as they are in `source`: the caller must know that they belong to `tokens` tokens.
+    Exact rows of the newest tokens are copied for the layers that have read no more tokens than these, and unpacked for
+    others. Recurrent states are copied as they are in `source`: the caller must know that they belong to `tokens`.
     """
     target.reserve(tokens)
     blocks = -(-tokens // PAGE_TOKENS)
@@ -160,7 +161,18 @@ def copy_cache(source: Cache, target: Cache, tokens: int) -> None:
         there.k[new], there.v[new] = here.k[old], here.v[old]
     if len(target.places):
         target.places[:tokens] = source.places[:tokens]
-    target.crop(tokens)
+    target.crop(tokens, refill=False)
+    for layer in target.config.attention_layers:
+        copied, ring = source.stored(layer).recent, target.stored(layer).recent
+        if copied is None or ring is None:
+            continue
+        if source.length(layer) == tokens:
+            copied.end()
+            copy_over(copied.k[copied.page], ring.k[ring.page])
+            copy_over(copied.v[copied.page], ring.v[ring.page])
+            ring.take(copied.start, copied.stop)
+        else:
+            ring.refill(target.stored(layer))
     put_states(target, _states_of(source, lambda array: array))
 
 
@@ -176,6 +188,15 @@ def copy_pages(source: Cache, target: Cache, layer: int, tokens: int) -> None:
         copy_over(here.v[pages], there.v[places])
 
 
+class ParkedRing(NamedTuple):
+    """A copy of a layer's `RecentRows`, in host memory: uint8 (128, kv_heads, 2 d) each, and its last run."""
+
+    k: Bytes
+    v: Bytes
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class ParkedCache:
     """The contents of a cache, in host memory."""
@@ -184,17 +205,21 @@ class ParkedCache:
     pages: Mapping[int, tuple[Bytes, Bytes]]  # uint8 (pages, 128, kv_heads, bytes of a row) by attention layer
     states: States  # see `States`
     places: Ints  # positions of all tokens, see `Cache.places`
+    rings: Mapping[int, ParkedRing] = field(default_factory=dict)  # by attention layer, if the cache has any
 
     @classmethod
-    def of(cls, cache: Cache, room: HostBuffer, first: int = 0) -> ParkedCache:
-        """Copy the contents of a cache into a buffer that holds nothing else; pages only from block `first` on. Waits
-        for the device."""
-        # One buffer takes all pages first and then all states, in this order.
+    def of(cls, cache: Cache, room: HostBuffer, first: int = 0, *, rings: bool = True) -> ParkedCache:
+        """Copy the contents of a cache into a buffer that holds nothing else; pages only from block `first` on, and
+        exact rows of the newest tokens only with `rings`. Waits for the device."""
+        # One buffer takes all pages first, then all states and then all rings, in this order.
         blocks, config = -(-cache.tokens // PAGE_TOKENS), cache.config
         pools = [(stored.k, stored.v) for stored in map(cache.stored, config.attention_layers)]
         states = [(state.conv, state.recurrent) for state in map(cache.state, config.delta_layers)]
         sizes = [(blocks - first) * pool[0].nbytes for pair in pools for pool in pair]
         sizes += [array.nbytes for pair in states for array in pair]
+        recents = {layer: cache.stored(layer).recent for layer in config.attention_layers if rings}
+        kept = {layer: recent for layer, recent in recents.items() if recent is not None}
+        sizes += [ring[recent.page].nbytes for recent in kept.values() for ring in (recent.k, recent.v)]
         places = iter(room.places(sizes))
         pages, state_copies = {}, {}
         for layer, pair in zip(config.attention_layers, pools, strict=True):
@@ -202,13 +227,19 @@ class ParkedCache:
             pages[layer] = _copy_pages(pair[0], runs, next(places)), _copy_pages(pair[1], runs, next(places))
         for layer, (conv, recurrent) in zip(config.delta_layers, states, strict=True):
             state_copies[layer] = _copy_array(conv, next(places)), _copy_array(recurrent, next(places))
+        ring_copies = {}
+        for layer, recent in kept.items():
+            recent.end()
+            page = recent.page
+            k, v = (_copy_pages(ring, [(page, page + 1)], next(places))[0] for ring in (recent.k, recent.v))
+            ring_copies[layer] = ParkedRing(k, v, recent.start, recent.stop)
         if cache.device == "cuda":
             wait()
         positions = cache.places[: cache.tokens]
-        return cls(cache.tokens, pages, state_copies, _on_host(positions))
+        return cls(cache.tokens, pages, state_copies, _on_host(positions), ring_copies)
 
     def first(self, tokens: int, states: States) -> ParkedCache:
-        """Return the first `tokens` tokens, sharing memory, with the recurrent states after them."""
+        """Return the first `tokens` tokens, fewer than all, sharing memory, with the recurrent states after them."""
         blocks = -(-tokens // PAGE_TOKENS)
         pages = {layer: (keys[:blocks], values[:blocks]) for layer, (keys, values) in self.pages.items()}
         return ParkedCache(tokens, pages, states, self.places[:tokens])
@@ -229,7 +260,7 @@ class ParkedCache:
         return self.places.shape == (self.tokens if any(config.windows) else 0,)
 
     def copied(self, first: int = 0) -> ParkedCache:
-        """Return a copy in memory of its own, with pages from block `first` on."""
+        """Return a copy in memory of its own, with pages from block `first` on, without rings."""
         pages = {layer: (keys[first:].copy(), values[first:].copy()) for layer, (keys, values) in self.pages.items()}
         return ParkedCache(self.tokens, pages, states_on_host(self.states), self.places.copy())
 
@@ -246,7 +277,13 @@ class ParkedCache:
                 done = part.stop
         if len(self.places):
             copy_in(cache.places[: self.tokens], self.places)
-        cache.crop(self.tokens)
+        cache.crop(self.tokens, refill=not self.rings)
+        for layer, ring in self.rings.items():
+            recent = cache.stored(layer).recent
+            assert recent is not None, f"layer {layer} keeps no exact rows"
+            copy_in(recent.k[recent.page], ring.k)
+            copy_in(recent.v[recent.page], ring.v)
+            recent.take(ring.start, ring.stop)
         for layer, (conv, recurrent) in self.states.items():
             state = cache.state(layer)
             copy_in(state.conv, conv)
@@ -257,7 +294,8 @@ class ParkedCache:
     @property
     def nbytes(self) -> int:
         """Bytes of host memory."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.pages.values()) + states_nbytes(self.states)
+        pages = sum(keys.nbytes + values.nbytes for keys, values in self.pages.values())
+        return pages + states_nbytes(self.states) + sum(ring.k.nbytes + ring.v.nbytes for ring in self.rings.values())
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sp.ops.matmul.project import project
 from sp.ops.norms import Norm, Ready, ones, rms_norm
 from sp.ops.rope import Rope
 from sp.ops.sampling.cap_logits import cap_logits
-from sp.quant.cached import K5
+from sp.quant.cached import BLOCK, IN_BASIS
 from sp.quant.repack import Repacked
 
 Device = Literal["cpu", "cuda"]
@@ -157,15 +157,15 @@ class Model:
         options: dict[str, Any] = {"rotate": rotate, "layers": layers, "device": self.device}
         kv = kv if isinstance(kv, KVType) else known_kv(kv)
         # Measured only for the format that uses them: it takes as long as a prompt.
-        bases = self.bases_for(kv) if kv.k is K5 else {}
+        bases = self.bases_for(kv) if kv.k in IN_BASIS else {}
         return Cache(c, tokens, kv, windows=windows, precision=precision, bases=bases, **options)
 
     def bases_for(self, kv: str) -> Mapping[int, KeyBasis]:
-        """Return the `bases` argument of a cache of type `kv`: none unless its keys are packed in `K5`. If no one has
-        asked for the bases of this file before, they are measured first, which takes as long as reading a few thousand
-        tokens."""
-        fits = all(sizes.head_dim % K5.block_size == 0 for sizes in self.config.head_sizes)
-        if self.key_bases is None or known_kv(kv).k is not K5 or not fits:
+        """Return the `bases` argument of a cache of type `kv`: none unless its keys are packed in one (`IN_BASIS`). If
+        no one has asked for the bases of this file before, they are measured first, which takes as long as reading a
+        few thousand tokens."""
+        fits = all(sizes.head_dim % BLOCK == 0 for sizes in self.config.head_sizes)
+        if self.key_bases is None or known_kv(kv).k not in IN_BASIS or not fits:
             return {}
         return self.key_bases(self)
 

@@ -134,6 +134,8 @@ def prefill(
                 x = run_layers(model, last_input.x, last_input.positions, cache, first=last_layer, rows=needed)
         pace.done(part.stop - part.start)
     pace.done(0, ahead=0)
+    if cache.recent:
+        cache.end_run()
     logits: Floats = model.head(x[-1:])[0]
     return logits
 

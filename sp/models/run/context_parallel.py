@@ -12,6 +12,7 @@ from weakref import ref
 from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.models.cache.context_parallel_cache import ContextChunk, ContextChunks, ContextParallelCache
+from sp.models.cache.kv_type import known_kv
 from sp.models.config import ModelConfig
 from sp.models.layer.steps import dense_attention
 from sp.models.network.cost import prefill_cost
@@ -32,6 +33,7 @@ from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.expected_density import expected_density
 from sp.parallel.group import ParallelGroup, Rank
+from sp.quant.cached import K4
 
 MOST_TOGETHER = 65536  # most tokens that one of several GPUs projects together
 TOGETHER_BYTES = 1 << 30  # most bytes of their widest product
@@ -170,7 +172,8 @@ def read_context_parallel(
     ids, positions = checked_prompt(model, ids, positions, alone, rows)
     # No block of queries is split: part of a block would attend densely where the whole would not.
     tail = max(rows, BLOCK)
-    if group.size == 1 or not ContextChunks.fits(len(ids), group.size, tail):
+    exact = known_kv(kv).k is K4  # no GPU has the exact rows that such a cache keeps of all tokens
+    if group.size == 1 or exact or not ContextChunks.fits(len(ids), group.size, tail):
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
         read_layer_major(model, ids, positions, cache, hooks, attend=attend, rows=rows, depth=depth, chunk=alone)
         return

@@ -19,13 +19,15 @@ import numpy as np
 
 from sp.arrays import Floats, Ints
 from sp.kernels.workspace import Workspace
-from sp.models.cache.cache import Cache, padded
+from sp.models.cache.cache import Cache
+from sp.models.cache.delta_state import padded
 from sp.models.layer.attention import Attention
 from sp.models.layer.delta import GatedDelta
 from sp.models.network.model import Model
 from sp.models.run.captured_graph import CapturedGraph, CaptureStream, PinnedStaging, error_line
 from sp.models.run.hooks import run_layers
 from sp.ops.attention.attention import FEW_QUERIES
+from sp.ops.attention.recent_rows import NEAR
 from sp.quant import Math
 
 MOST = 2048  # tokens of the longest run in a graph; for more the device is slower than the host's launches
@@ -105,6 +107,8 @@ class PrefillGraphs:
                 if not capturing:
                     raise
                 error = failure
+            finally:
+                self._cache.end_run()  # its rows are in the memory of graphs, which other runs overwrite
         if error is not None:
             self._refuse(error, start)
             self._read["eager"] += n
@@ -139,7 +143,9 @@ class PrefillGraphs:
             size = n  # no room for padding
         # attention of many queries unpacks stored pages first, into memory whose size a graph cannot know
         packed = self._cache.kv.packed and size > FEW_QUERIES
-        return None if packed and start else size
+        # Padding may overwrite no exact rows of tokens before it that the next run reads.
+        padded_away = size - n > NEAR and bool(self._cache.recent)
+        return None if (packed and start) or padded_away else size
 
     def _graph(self, size: int) -> CapturedGraph[Any]:
         """Return the graph of a size. All graphs are dropped if the weights have moved, or if their shared memory is

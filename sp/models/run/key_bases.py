@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sp.models.run.hooks import Hooks, Progress
 from sp.models.run.layer_major import read_layer_major
 from sp.ops.array_module import array_module, on_host
 from sp.ops.attention.key_basis import KeyBasis
-from sp.quant.cached import K5
+from sp.quant.cached import BLOCK
 
 SKIP = 16
 """First tokens of a run, which are ignored: their keys are unlike all others (attention sinks)."""
@@ -24,10 +25,10 @@ that each doubling of the length counts the same."""
 
 
 def measured_layers(model: Model) -> tuple[int, ...]:
-    """Return the loaded attention layers whose keys can be stored in blocks of `K5`."""
+    """Return the loaded attention layers whose keys can be stored in a basis: whole blocks of 64."""
     config = model.config
     loaded = [layer for layer in config.attention_layers if layer < model.depth]
-    return tuple(layer for layer in loaded if config.heads_of(layer).head_dim % K5.block_size == 0)
+    return tuple(layer for layer in loaded if config.heads_of(layer).head_dim % BLOCK == 0)
 
 
 def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None = None) -> dict[int, KeyBasis]:
@@ -35,7 +36,7 @@ def measured_bases(model: Model, runs: Iterable[Ints], progress: Progress | None
 
     Keys and queries are taken after RoPE, from an exact cache. The mean of each key channel, the root mean square about
     it, and that of the queries of all heads that share a key head are averaged over all tokens but the first of each
-    run, weighted by position; sums are in float64. Bases are then centred on the mean key of the first tokens. Layers
+    run, weighted by position; sums are in float64. Bases name the mean key of the first tokens as their `first`. Layers
     with a soft cap or sinks have no offset, because there a common shift of all scores changes the result.
 
     Parameters
@@ -93,4 +94,4 @@ def _basis(sums: Sequence[Any], centred: bool) -> KeyBasis:
     mean: Doubles = keys / weight * centred
     deviation = np.sqrt(np.maximum(squares / weight - mean * mean, 0))
     basis = KeyBasis.measured(mean, deviation, np.sqrt(query_squares / weight))
-    return basis.around((first / count).astype(np.float32)) if centred else basis
+    return replace(basis, first=(first / count).astype(np.float32)) if centred else basis

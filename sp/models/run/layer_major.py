@@ -263,6 +263,8 @@ def _read(
         if not keep_kv:
             cache.release(index)
     pace.done(len(ids) * (model.config.layers - depth), ahead=0)
+    if cache.recent:
+        cache.end_run()
     return x
 
 

@@ -26,7 +26,8 @@ from sp.arrays import Floats, Ints
 from sp.errors import ConfigError
 from sp.kernels.device import leaving_free
 from sp.kernels.setting import setting
-from sp.models.cache.cache import Cache, padded
+from sp.models.cache.cache import Cache
+from sp.models.cache.delta_state import padded
 from sp.models.config import ModelConfig
 from sp.models.layer.block import Sublayers
 from sp.models.layer.shard_spec import ShardSpec

@@ -20,6 +20,7 @@ from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel
 from sp.quant import Math
+from sp.quant.cached import V4
 
 QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
 TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
@@ -161,10 +162,8 @@ def paged_attention(q: Floats, at: PagedKV, rule: ScoreRule = PLAIN) -> Floats:
         return found
     if rule.window is not None:  # pages before the window are not unpacked
         reach = rule.first_seen(len(q), at.tokens, q)
-        page = at.k.shape[1]
-        first = int(reach[0]) // page
-        at = replace(at, table=at.table[first:], tokens=at.tokens - first * page)
-        rule = replace(rule, reach=reach - first * page)
+        at = at.from_block(int(reach[0]) // at.k.shape[1])
+        rule = replace(rule, reach=reach - at.before)
     return attention(q, *at.gather(), rule)
 
 
@@ -219,6 +218,7 @@ def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide
         return _few(q, at, rule, finish=finish, wide=wide)
     from sp.ops.attention.attention_split import split
 
+    at = at if at.recent is None else at.unpacked()  # the ring has too few tokens
     n, out = len(q), import_cupy().empty(q.shape, np.uint16)
     most = FEW_QUERIES if rule.window is None or rule.reach is not None else min(rule.window, FEW_QUERIES)
     for first in range(0, n, most):
@@ -229,7 +229,9 @@ def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide
 
 
 def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
-    if rule.is_plain and len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads and q.shape[2] in NARROW_DIMS:
+    few_rows = len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads and q.shape[2] in NARROW_DIMS
+    # the decode kernel sums exact rows with those of V4 only
+    if rule.is_plain and few_rows and (at.recent is None or at.of_values is V4):
         from sp.ops.attention.attention_decode import decode
 
         return decode(q, at, finish=finish, wide=wide)

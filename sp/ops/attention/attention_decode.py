@@ -16,7 +16,7 @@ from sp.kernels.device import (
 )
 from sp.kernels.kept import cache
 from sp.kernels.launch import KernelSpec
-from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
+from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, ring_variant, state_floats, variant
 from sp.ops.attention.kv_pages import PagedKV, rows_formats, split_count
 
 
@@ -36,7 +36,8 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
     kv_heads = at.kv_heads
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
     rows = n * heads // kv_heads
-    defines = variant(head_dim, rows_formats(at), rows, at.rotated, finish, roomy=is_roomy(current_device()))
+    roomy, recent = is_roomy(current_device()), at.recent is not None
+    defines = variant(head_dim, rows_formats(at), rows, at.rotated, finish, roomy=roomy, recent=recent)
     # A block takes 8 query rows per tile; the grid is as large as the device runs at once, so that splits end together.
     row_groups = -(-rows // (8 * defines["TILES"]))
     splits = max(
@@ -44,28 +45,22 @@ def decode(q: Any, at: PagedKV, *, finish: bool = False, wide: Any = None) -> An
     )
     splits = min(splits, -(-len(at.table) * 128 // defines["SPLIT_TOKENS"]))
     out = cupy.empty((n, heads, head_dim), np.uint16)
-    partial = cupy.empty(splits * kv_heads * row_groups * state_floats(defines), np.float32)
+    parts = splits + recent  # the exact rows of the newest tokens are a part of their own
+    partial = cupy.empty(parts * kv_heads * row_groups * state_floats(defines), np.float32)
     counters = zeros(current_device())
     assert kv_heads * row_groups <= len(counters), f"{kv_heads} kv heads, {row_groups} groups of rows"
     total, more = split_count(at.count)
+    shape = n, heads, kv_heads, float(np.log2(np.e) / np.sqrt(head_dim)), parts
+    if at.recent is not None:
+        ring = at.recent.ring(at)
+        ATTENTION_DECODE.launch(
+            (1, kv_heads, row_groups), q, ring.k, ring.v, ring.table, total, more, wide, out, partial, counters, *shape,
+            defines=ring_variant(head_dim, rows, roomy),
+        )  # fmt: skip
     ATTENTION_DECODE.launch(
-        (splits, kv_heads, row_groups),
-        q,
-        at.k,
-        at.v,
-        at.table,
-        total,
-        more,
-        wide,
-        out,
-        partial,
-        counters,
-        n,
-        heads,
-        kv_heads,
-        float(np.log2(np.e) / np.sqrt(head_dim)),
+        (splits, kv_heads, row_groups), q, at.k, at.v, at.table, total, more, wide, out, partial, counters, *shape,
         defines=defines,
-    )
+    )  # fmt: skip
     return out
 
 

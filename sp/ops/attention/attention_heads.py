@@ -183,6 +183,11 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
         return
     each, (keys, values) = HEADS_A_WARP if many else 1, rows_formats(at)
     defines |= {"VALUE_NORM": 1} if norms.values else {}
+    run = None if at.recent is None else at.recent.begin(at, tokens)
+    exact: list[Any] = [None, None]
+    if at.recent is not None:
+        exact = [ring[at.recent.page] for ring in (at.recent.k, at.recent.v)]
+    exact += [None, None] if run is None else [run.k, run.v]
     ATTENTION_HEADS.launch(
         (-(-tokens * (heads + 2 * kv_heads) // (ROWS_A_BLOCK * each)),),
         *rows,
@@ -191,6 +196,7 @@ def _launch(q: Any, out: Any, k: Any, v: Any, norms: HeadNorms, positions: Any, 
         norms.eps,
         rotary.magnitude,
         *basis_arrays(at.basis),
+        *(None if one is None else one.view(np.uint16) for one in exact),
         defines={**defines, "K_FORMAT": keys, "V_FORMAT": values, "ROTATE": int(at.rotated), "ROWS": each},
     )
 

@@ -94,7 +94,7 @@ def few_attended(q: Floats, at: PagedKV, rule: ScoreRule) -> Floats | None:
     """`attention` of few queries (n, heads, d), in the basis of the stored keys, over packed pages; None if NumPy has
     to do it."""
     (n, heads, d), kv_heads, values = q.shape, at.k.shape[2], at.value_fmt or at.fmt
-    if not 0 < n <= FEW or q.dtype != np.float32 or rule.softcap is not None:
+    if not 0 < n <= FEW or q.dtype != np.float32 or rule.softcap is not None or at.recent is not None:
         return None
     if unit(at.fmt.decode, d) is None or unit(values.decode, d) is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from sp.arrays import Doubles, Floats, Ints
 from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.attention.attention_rows import ROWS_A_BLOCK, TURN_KEYS
 from sp.ops.hadamard import sylvester
+from sp.quant import BlockFormat
 from sp.quant.cached import K5
 
 PART = 32  # values that matter most, followed by as many that matter less, in every 64 of a cached row
@@ -39,11 +40,15 @@ class KeyBasis:
         Channel at each place.
     offset, scale : float32 (kv_heads, d)
         Offset and scale of each place.
+    first : float32 (kv_heads, d), optional
+        The key that a format is to store without error, in the model's order; see `of_format`.
     """
 
     order: Ints
     offset: Floats
     scale: Floats
+    first: Floats | None = None
+    _of_format: dict[str, KeyBasis] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def plain(cls, kv_heads: int, head_dim: int) -> KeyBasis:
@@ -74,9 +79,9 @@ class KeyBasis:
         offset, scale = (np.take_along_axis(one, order, 1) for one in (mean, np.sqrt(keys / queries)))
         return cls(np.ascontiguousarray(order), offset.astype(np.float32), scale.astype(np.float32))
 
-    def around(self, key: Floats) -> KeyBasis:
+    def around(self, key: Floats, fmt: BlockFormat = K5) -> KeyBasis:
         """Return the same basis, with the offset moved by the error of packing a key (kv_heads, d), which is then
-        packed without error.
+        packed without error in that format.
 
         Most queries attend most to the first token of a text, whose key is far from others and close to those of other
         texts' first tokens: an error there would affect nearly all scores.
@@ -90,11 +95,19 @@ class KeyBasis:
         placed = np.take_along_axis(key.astype(np.float32), self.order, 1)
         rows = turned((placed - self.offset) * self.inverse)
         for _ in range(SETTLING):
-            packed = K5.decode(K5.encode(rows)).reshape(rows.shape)
+            packed = fmt.decode(fmt.encode(rows)).reshape(rows.shape)
             if np.array_equal(packed, rows):
                 break
             rows = packed
         return replace(self, offset=placed - turned(rows) * self.scale)
+
+    def of_format(self, fmt: BlockFormat) -> KeyBasis:
+        """Return the basis for rows of a format, which stores `first` without error; computed once for each."""
+        if self.first is None:
+            return self
+        found = self._of_format.get(fmt.name)
+        # threads of several GPUs may ask at the same time, and all get the one that is stored first
+        return found or self._of_format.setdefault(fmt.name, replace(self.around(self.first, fmt), first=None))
 
     @cached_property
     def inverse(self) -> Floats:

@@ -21,15 +21,16 @@ from sp.kernels.specs.attention.attention_rows import (
 )
 from sp.kernels.specs.attention.page_rows import F16_ROWS, K5_ROWS, Q4_ROWS, Q8_ROWS, V4_ROWS
 from sp.ops.attention.key_basis import KeyBasis
+from sp.ops.attention.recent_rows import RecentRows
 from sp.ops.attention.stored_rows import NOT_HELD, storing
 from sp.ops.hadamard import hadamard
 from sp.ops.matmul.few_rows import decoded
 from sp.ops.threads import run_parallel, team, token_slices
 from sp.quant import F16, Q4_0, Q8_0, BlockFormat
-from sp.quant.cached import K5, V4
+from sp.quant.cached import K4, K5, V4
 
 PAGE_TOKENS = 128  # tokens per page on the device; on the CPU pages may have any size
-DEVICE_PAGES = {F16: F16_ROWS, Q8_0: Q8_ROWS, Q4_0: Q4_ROWS, K5: K5_ROWS, V4: V4_ROWS}
+DEVICE_PAGES = {F16: F16_ROWS, Q8_0: Q8_ROWS, Q4_0: Q4_ROWS, K5: K5_ROWS, K4: V4_ROWS, V4: V4_ROWS}
 """Formats of pages on the device, with their numbers in ``page_rows.cuh``."""
 VALUE_BLOCK = 64  # llama.cpp rotates values in blocks of 64, whatever the head size
 
@@ -42,6 +43,7 @@ def kv_append(
     fmt: BlockFormat,
     rotate_block: int = 0,
     basis: KeyBasis | None = None,
+    more: int = 0,
 ) -> None:
     """Pack `values` and store them from token `start` on, in place.
 
@@ -63,6 +65,8 @@ def kv_append(
         If not 0, heads are first rotated in blocks of this size; see `hadamard`.
     basis : KeyBasis, optional
         The basis of keys, in place of that rotation.
+    more : int
+        Tokens to add to `start`.
 
     Examples
     --------
@@ -73,8 +77,8 @@ def kv_append(
     [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     """
     if is_device(pages):
-        return _append_on_device(pages, table, start, values, fmt, rotate_block, basis)
-    page_tokens = pages.shape[1]
+        return _append_on_device(pages, table, start, values, fmt, rotate_block, basis, more)
+    page_tokens, start = pages.shape[1], start + more
     assert start + len(values) <= len(table) * page_tokens, f"{start}+{len(values)} past {len(table)} pages"
     if basis is not None:
         values = basis.stored(values)
@@ -216,7 +220,14 @@ def split_count(count: Any) -> tuple[Any, int]:
 
 
 def _append_on_device(
-    pages: Any, table: Any, start: Any, values: Any, fmt: BlockFormat, rotate_block: int, basis: KeyBasis | None
+    pages: Any,
+    table: Any,
+    start: Any,
+    values: Any,
+    fmt: BlockFormat,
+    rotate_block: int,
+    basis: KeyBasis | None,
+    more: int,
 ) -> None:
     tokens, kv_heads, head_dim = values.shape
     assert pages.shape[2:] == (kv_heads, fmt.row_bytes(head_dim)), f"pages {pages.shape}, values {values.shape}"
@@ -227,12 +238,13 @@ def _append_on_device(
         "BF16": int(values.dtype == np.uint16),
         "ROTATE": 0 if basis is not None else rotate_block,
     }
+    defines |= {"BASIS": 1} if basis is not None and fmt is not K5 else {}
     rows = tokens * kv_heads
     start, offset = split_count(start)
     grid = (-(-rows // ROWS_A_BLOCK),)
     bits = values.view(np.uint16) if values.dtype == np.float16 else values
     turn = basis_arrays(basis)
-    KV_APPEND.launch(grid, bits, pages, table, start, offset, rows, kv_heads, *turn, defines=defines)
+    KV_APPEND.launch(grid, bits, pages, table, start, offset + more, rows, kv_heads, *turn, defines=defines)
 
 
 def _move_on_device(k_pages: Any, v_pages: Any, tables: Any, total: Any, nodes: int, path: Any, kept: Any) -> None:
@@ -289,6 +301,8 @@ class PagedKV:
     total: Any = None
     value_fmt: BlockFormat | None = None  # format of a row of values, if it differs from that of keys
     basis: KeyBasis | None = None  # basis of rotated keys that are reordered and scaled as well
+    recent: RecentRows | None = None  # exact rows of the newest tokens, in place of their packed ones
+    before: int = 0  # tokens of the sequence before the first page of the table
 
     @property
     def kv_heads(self) -> int:
@@ -320,11 +334,30 @@ class PagedKV:
         """Number of stored tokens: a number, or on the device an array."""
         return self.tokens if self.total is None else self.total
 
-    def append(self, k: Floats, v: Floats) -> None:
-        """Store the next tokens (tokens, kv_heads, head_dim) in place; see `kv_append`."""
+    def append(self, k: Floats, v: Floats, more: int = 0) -> None:
+        """Store the next tokens (tokens, kv_heads, head_dim) in place, `more` behind the first free slot; see
+        `kv_append`."""
         blocks = (rotated_block(self.head_dim), value_block(self.head_dim)) if self.rotated else (0, 0)
-        kv_append(self.k, self.table, self.first, k, self.fmt, blocks[0], self.basis)
-        kv_append(self.v, self.table, self.first, v, self.value_fmt or self.fmt, blocks[1])
+        kv_append(self.k, self.table, self.first, k, self.fmt, blocks[0], self.basis, more)
+        kv_append(self.v, self.table, self.first, v, self.value_fmt or self.fmt, blocks[1], more=more)
+        if self.recent is not None:
+            self.recent.append(self, k, v)
+
+    def in_floats(self, k: Any, v: Any, table: Any, **changes: Any) -> PagedKV:
+        """Return float16 pages of the same sequence, in the basis of these."""
+        return replace(self, k=k, v=v, table=table, fmt=F16, value_fmt=F16, recent=None, **changes)
+
+    def newest_packed(self, first: int) -> tuple[Any, Any]:
+        """Unpack the tokens from `first` on: float16 or float32 (tokens, kv_heads, head_dim), in the stored basis."""
+        block = first // self.k.shape[1]
+        at, skipped = self.from_block(block), first - block * self.k.shape[1]
+        k, v = (kv_gather(pages, at.table, at.tokens, fmt) for pages, fmt in ((at.k, at.fmt), (at.v, at.of_values)))
+        return k[skipped:], v[skipped:]
+
+    def from_block(self, block: int) -> PagedKV:
+        """Return the same sequence without its first blocks."""
+        skipped = block * self.k.shape[1]
+        return replace(self, table=self.table[block:], tokens=self.tokens - skipped, before=self.before + skipped)
 
     def queries(self, q: Floats) -> Floats:
         """Rotate queries (n, heads, head_dim), float32, on the device float16, to the basis of the stored keys."""
@@ -334,7 +367,8 @@ class PagedKV:
 
     def keys(self) -> Floats:
         """Return keys in the stored basis: (tokens, kv_heads, head_dim); see `kv_gather`."""
-        return kv_gather(self.k, self.table, self.tokens, self.fmt)
+        rows = kv_gather(self.k, self.table, self.tokens, self.fmt)
+        return rows if self.recent is None else self.recent.over(rows, 0, self.before, self.tokens)
 
     def model_keys(self) -> Floats:
         """Return keys in the model's basis, within rounding."""
@@ -348,22 +382,37 @@ class PagedKV:
 
     def model_rows(self) -> tuple[Floats, Floats]:
         """Return keys and values in the model's basis, within rounding."""
-        values = kv_gather(self.v, self.table, self.tokens, self.of_values)
+        values = self.values()
         return self.model_keys(), hadamard(values, value_block(self.head_dim)) if self.rotated else values
 
     def gather(self) -> tuple[Floats, Floats]:
         """Return keys and values in the stored basis."""
+        if self.recent is not None:
+            return self.keys(), self.values()
         return self.keys(), kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
+
+    def values(self) -> Floats:
+        """Return values in the stored basis: (tokens, kv_heads, head_dim)."""
+        rows = kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
+        return rows if self.recent is None else self.recent.over(rows, 1, self.before, self.tokens)
 
     def unpacked(self) -> PagedKV:
         """Return the same tokens on the device in separate float16 pages, in order; itself if they are float16."""
         if self.exact:
             return self
+        run = None if self.recent is None else self.recent.run_of(self.before + self.tokens)
+        if run is not None and run.whole is not None:
+            table = run.whole.table[self.before // PAGE_TOKENS :]
+            return self.in_floats(run.whole.k, run.whole.v, table)
         k, v = (
-            unpacked_pages(pages, self.table, self.tokens, fmt).view(np.uint8)
+            unpacked_pages(pages, self.table, self.tokens, fmt)
             for pages, fmt in ((self.k, self.fmt), (self.v, self.of_values))
         )
-        return replace(self, k=k, v=v, table=import_cupy().arange(len(k), dtype=np.int32), fmt=F16, value_fmt=F16)
+        if self.recent is not None and run is not None:
+            for side, pages in enumerate((k, v)):
+                self.recent.over(pages.reshape(-1, *pages.shape[2:]), side, self.before, self.tokens)
+        table = import_cupy().arange(len(k), dtype=np.int32)
+        return self.in_floats(k.view(np.uint8), v.view(np.uint8), table)
 
     def check_queries(self, q: Any) -> None:
         """Check pages on the device against queries (n, heads, head_dim)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def tree_attention(
     page, start = at.k.shape[1], at.tokens - len(q)
     reach = None if window is None else rule.first_seen(len(q), at.tokens, q)
     first = 0 if reach is None else min(int(reach.min()), start) // page  # page that a window reaches
-    near = replace(at, table=at.table[first:], tokens=at.tokens - first * page)
+    near = at.from_block(first)
     mask = visible(seen, near.tokens, None if reach is None else reach - first * page)
     out = masked_attention(q, *near.gather(), mask, rule)
     return gate_output(out, wide, at.rotated)

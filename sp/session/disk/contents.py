@@ -12,6 +12,7 @@ import numpy as np
 
 from sp.arrays import Ints
 from sp.models import SessionCache
+from sp.models.cache.kv_type import known_kv
 from sp.models.cache.transfer import CacheChanges, ParkedCache, States
 from sp.session.disk.records import Array, DamagedError, DiskRecord, StoredArray
 from sp.session.memory import CacheContents, Slots
@@ -72,8 +73,9 @@ def _facts(changes: CacheChanges, cache: SessionCache) -> dict[str, Any]:
 
 def _bases(cache: SessionCache) -> str:
     """Return a hash of the bases in which the keys of packed pages are stored."""
-    digest = sha256()
-    for layer, basis in sorted(cache.bases.items()):
+    digest, fmt = sha256(), known_kv(cache.format[0]).k
+    for layer, measured in sorted(cache.bases.items()):
+        basis = measured.of_format(fmt)
         digest.update(f"{layer}".encode())
         for array in (basis.order, basis.offset, basis.scale):
             digest.update(np.ascontiguousarray(array.get() if hasattr(array, "get") else array).tobytes())

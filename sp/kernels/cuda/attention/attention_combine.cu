@@ -8,7 +8,7 @@
 //   or null and tiles (n, heads * d), `held` tokens, as in input_tiles.cuh; sinks f32 (heads,), with SINKS.
 // Launch: n * heads blocks of WARPS warps, a block a row; a warp sums every WARPS-th split, and then what all found of 64 values,
 //   always in the same order. tokens_at, tokens, window, reach as for attention_split. 16-byte aligned arrays. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256, 512; ROTATE; FINISH; SINKS.
+// Defines: HEAD_DIM 64, 128, 256, 512; ROTATE; FINISH; SINKS; RECENT 0 (the default) or 1.
 #include "pdl.cuh"
 #include "score_rule.cuh"
 #include "head_row.cuh"
@@ -18,7 +18,7 @@
 
 constexpr int WARPS = HEAD_DIM == 512 ? 8 : 4;
 constexpr u32 ALL = 0xffffffffu;
-constexpr int TOGETHER = HEAD_DIM == 512 ? 5 : 9;  // splits a warp reads at once; one trip for 33 splits, 4 kv heads on 132 multiprocessors
+constexpr int TOGETHER = HEAD_DIM == 512 ? 5 : RECENT ? 8 : 9;  // splits a warp reads at once; one trip for 33 splits, 4 kv heads on 132 multiprocessors
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_combine(const u16* partial, const f32* states, const u16* wide, u16* out, u8* tiles, i32 held,
@@ -32,7 +32,8 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     if (FINISH && wide && 64 * warp < HEAD_DIM)
         open = reinterpret_cast<const u32*>(wide + (2 * i64(at) + 1) * HEAD_DIM)[32 * warp + lane];
     tokens += tokens_at ? __ldcg(tokens_at) : 0;
-    const i32 used = SplitRange(tokens, n, window, reach, splits).used();
+    // RECENT: the first split is that of the exact rows.
+    const i32 used = SplitRange(tokens, n, window, reach, splits - RECENT).used() + RECENT;
     pdl_wait();  // for attention_split alone, which let this kernel start when all before it was done
     const i64 first = i64(kv_head) * splits * rows + row;
 

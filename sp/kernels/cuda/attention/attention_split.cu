@@ -15,8 +15,12 @@
 //   grid may stay while the cache grows.
 // Needs: 16-byte aligned arrays, 1 <= n <= 64, tokens >= n; cap in base 2, > 0. Slots past the last token may hold NaN. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256, 512; K_FORMAT, V_FORMAT (see page_rows.cuh); WARPS, even; SLOTS of the ring; BLOCKS (of a
-//   multiprocessor); SOFTCAP; AHEAD, where one is packed: two unpacked tiles, one of keys and one of values, the next being unpacked
+//   multiprocessor); SOFTCAP; RECENT, 0 by default; AHEAD, where one is packed: two unpacked tiles, one of keys and one of values, the next being unpacked
 //   while the other is at work.
+//
+// RECENT: of a cache with exact rows of its newest tokens, see attention_decode.cu. A launch of one split with 2 takes the tokens from
+// near_of on from a ring of f16 rows, another one with 1 those before them; all_parts is the number of both's splits in `partial`
+// and `states`, of which the ring's is the first.
 //
 // A block takes all rows it can of a kv head, so that a byte of the cache is read and unpacked once, and few keys: what each block
 // finds is normalised and fits f16. A pair of warps owns 16 rows: each takes the scores of half the keys of a tile and, when the
@@ -36,11 +40,11 @@ constexpr int UNIT = KEYS * (!PACKED ? PITCH : K_ROW > V_ROW ? unit_pitch(K_FORM
 extern "C" __global__ void __launch_bounds__(THREADS, SOFTCAP ? (BLOCKS + 1) / 2 : BLOCKS)  // the cap takes registers
 attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, i32 blocks, const i32* tokens_at,
                 i32 tokens, const u64* seen, i32 window, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads,
-                f32 scale, f32 cap, const i32* reach) {
+                f32 scale, f32 cap, const i32* reach, i32 all_parts) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i32 kv_head = i32(blockIdx.y), first_row = i32(blockIdx.z) * QUERIES;
     const Rows rows(n, heads, kv_heads, kv_head);
-    if (tokens_at) {  // perhaps the count of the pass before, which is good enough to have the first tile brought nearer
+    if (tokens_at && RECENT != 2) {  // perhaps the count of the pass before, which is good enough to have the first tile brought nearer
         const SplitRange likely(__ldcg(tokens_at) + tokens, n, window, reach, i32(gridDim.x));
         const i32 token = likely.begin(i32(blockIdx.x)), end = min(likely.end(i32(blockIdx.x)), blocks * PAGE_TOKENS);
         if (0 <= token && token < end) {
@@ -60,7 +64,10 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
     cp_async_commit();
     tokens += stored;
     const SplitRange range(tokens, n, window, reach, i32(gridDim.x));
-    const i32 begin = range.begin(i32(blockIdx.x)), end = range.end(i32(blockIdx.x)), before = tokens - n;
+    const i32 exact = near_of(tokens, n), queries_from = tokens - n;  // first token of those with exact rows, and of the queries
+    const i32 begin = RECENT == 2 ? max(exact / SPLIT_KEYS * SPLIT_KEYS, range.first) : range.begin(i32(blockIdx.x));
+    const i32 end = RECENT == 2 ? tokens : range.end(i32(blockIdx.x)), before = RECENT == 1 ? exact : queries_from;
+    if (RECENT == 1) tokens = exact;
     if (begin >= end) {
         cp_async_wait<0>();
         return;
@@ -129,8 +136,9 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
         const i32 query = min(rows.query(pair_row + g + 8 * e), n - 1);
         bits[e] = seen ? seen[query] : ~0ull >> (63 - query);
         // Behind a gap in positions a window may begin among the last n.
-        if (const i32 inside = reach ? reach[query] - before : 0; inside > 0) bits[e] &= ~0ull << inside;
-        nearest[e] = reach ? reach[query] - 1 : window ? before + query - window : -1;
+        if (const i32 inside = reach ? reach[query] - queries_from : 0; inside > 0) bits[e] &= ~0ull << inside;
+        nearest[e] = reach ? reach[query] - 1 : window ? queries_from + query - window : -1;
+        if (RECENT == 2) nearest[e] = max(nearest[e], exact - 1);
     }
     f32 o[D / 16][4];
     f32 reference[2] = {NEVER, NEVER}, total[2] = {};
@@ -190,7 +198,8 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
 #pragma unroll
                     for (int i = 0; i < 4; i++) s[j][i] = capped(s[j][i]);
             }
-            if (token + KEYS > before || reach || (window && before + n - 1 - token >= window)) {
+            if (token + KEYS > before || reach || (window && queries_from + n - 1 - token >= window) ||
+                (RECENT == 2 && token < exact)) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const u64 sees = visible(bits[e], nearest[e] - token, before - token, tokens - token);
@@ -259,7 +268,8 @@ attention_split(const u16* q, const u8* k_pages, const u8* v_pages, const i32* t
 
     // Rows back through the place of the pair's queries, each warp its dims, then whole rows to memory.
     u8* stage = shared + pair * 16 * PITCH;
-    const i64 to = (i64(kv_head) * gridDim.x + blockIdx.x) * (i64(gridDim.z) * QUERIES) + pair_row;
+    const i64 part = RECENT ? i64(kv_head) * all_parts + blockIdx.x + (RECENT == 1) : i64(kv_head) * gridDim.x + blockIdx.x;
+    const i64 to = part * (i64(gridDim.z) * QUERIES) + pair_row;
     f32 others[2];
 #pragma unroll
     for (int e = 0; e < 2; e++) {

@@ -3,14 +3,15 @@
 //
 //   head_norm_rope   y[t, h] = rope(norm(x[t, h, :d]), positions[t]), f16
 //   attention_heads  the same for q, where there is one (heads is 0 else); k likewise, then rotated over its largest power
-//                    of two, for K5 as to_basis in head_row.cuh does, and stored in its page; v, normed without weights where VALUE_NORM, rotated over blocks of 64
+//                    of two, for K5 and K4 (V4_ROWS) as to_basis in head_row.cuh does, and stored in its page; v, normed without weights where VALUE_NORM, rotated over blocks of 64
 //                    and stored: everything between the
 //                    projections and attention in one launch
 //   norm: x / sqrt(mean(x^2) + eps) * weight; rope: pairs of values turned by positions[t] * turns[j],
 //   times magnitude
 //
 // Layouts: x, q (tokens, heads, stride) bf16 with stride >= d (a gate may follow), k, v (tokens, kv_heads, d) bf16,
-//   y (tokens, heads, d) f16, turns i64 (half,) as in rotary.cuh, pages and table as in kv_pages.cu.
+//   ring_k, ring_v (128, kv_heads, d) f16 or null, which K4 keeps beside its pages: the last 128 tokens, token s in slot s % 128;
+//   run_k, run_v (tokens, kv_heads, d) f16 or null: all tokens of this call; y (tokens, heads, d) f16, turns i64 (half,) as in rotary.cuh, pages and table as in kv_pages.cu.
 // Launch: 4 warps a block, a warp a (token, head) row, of attention_heads ROWS of them, so that heads of a token share its
 //   angles. Rows 2E bytes aligned, E = d / 32. sm_80 and newer.
 // Defines: HEAD_DIM 64, 128, 256, 512; INTERLEAVED, see rotary.cuh; NORM 0 where no norm comes before rope (weights are
@@ -26,6 +27,9 @@
 #endif
 
 constexpr int WARPS = 4;
+#ifdef K_FORMAT
+constexpr bool IN_BASIS = K_FORMAT == K5_ROWS || K_FORMAT == V4_ROWS;
+#endif
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 head_norm_rope(const u16* x, const f32* weight, const i64* positions, const i64* turns, u16* y, i64 rows, i32 heads,
@@ -55,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, const f32* k_weight, const i64* positions,
                 const i64* turns, u16* q_out, u8* k_pages, u8* v_pages, const i32* table, const i32* start, i32 offset,
                 i32 tokens, i32 heads, i32 kv_heads, i32 stride, i32 half, f32 eps, f32 magnitude, const i32* order,
-                const f32* shift, const f32* inverse) {
+                const f32* shift, const f32* inverse, u16* ring_k, u16* ring_v, u16* run_k, u16* run_v) {
     __shared__ alignas(16) f32 scratch[WARPS][HEAD_DIM];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 row = (i64(blockIdx.x) * WARPS + warp) * ROWS;
@@ -100,13 +104,21 @@ attention_heads(const u16* q, const u16* k, const u16* v, const f32* q_weight, c
 #pragma unroll
             for (int j = 0; j < E; j++) r.x[j] = f32_from_f16(f16_from(r.x[j]));
             const int first = head * HEAD_DIM;
-            if (K_FORMAT == K5_ROWS) to_basis(r, order + first, shift + first, inverse + first, scratch[warp], lane);
+            if (IN_BASIS) to_basis(r, order + first, shift + first, inverse + first, scratch[warp], lane);
             else if (ROTATE) hadamard<HEAD_DIM>(r, lane);
         } else {
             if (VALUE_NORM) bare_norm(r, eps);
             if (ROTATE) hadamard<64>(r, lane);
         }
         const i32 slot = held + i32(at.token);
+        if (K_FORMAT == V4_ROWS) {
+            const int own = key ? head : head - kv_heads;
+            u16* ring = key ? ring_k : ring_v;
+            u16* run = key ? run_k : run_v;
+            if (ring && tokens - i32(at.token) <= PAGE_TOKENS)  // later tokens take the slots of earlier ones
+                store_f16(ring + (i64(slot % PAGE_TOKENS) * kv_heads + own) * HEAD_DIM, r, lane);
+            if (run) store_f16(run + (at.token * kv_heads + own) * HEAD_DIM, r, lane);
+        }
         if (K_FORMAT == V_FORMAT)
             store_in_page<K_FORMAT>(key ? k_pages : v_pages, table, slot, key ? head : head - kv_heads, kv_heads, r,
                                     scratch[warp], lane);

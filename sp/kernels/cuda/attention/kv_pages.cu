@@ -1,17 +1,21 @@
 // Stores rows of keys or values in pages of the KV cache, and reads them back.
 //
 //   kv_append  values[t, h] -> page table[s / 128], slot s % 128, head h, s = start + t; packed as FORMAT says, rotated first by
-//              a Hadamard matrix over blocks of ROTATE values unless that is 0; keys of K5 ordered, scaled and rotated by
+//              a Hadamard matrix over blocks of ROTATE values unless that is 0; keys with a basis ordered, scaled and rotated by
 //              `order`, `shift`, `inverse`, see to_basis in head_row.cuh
 //   kv_gather  the first `tokens` tokens of a sequence -> f16 (rows, kv_heads, d), zeros from `tokens` to `rows`
 //
 // Layouts: values (tokens, kv_heads, d) bf16 or f16; pages (pool_pages, 128, kv_heads, row bytes), see page_rows.cuh;
 //   table i32; start i32 on the device or null, `offset` is added to it; order i32, shift and inverse f32 (kv_heads, d) or null.
 // Launch: kv_append 4 warps a block, a warp a row; kv_gather 256 threads a block, 8 values a thread. 16-byte aligned arrays.
-// Defines: HEAD_DIM 64, 128, 256, 512; FORMAT, see page_rows.cuh; for kv_append BF16 (values, else f16) and ROTATE. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256, 512; FORMAT, see page_rows.cuh; for kv_append BF16 (values, else f16), ROTATE, and BASIS 1 for
+//   keys with a basis in another format than K5. sm_80 and newer.
 #include "head_row.cuh"
 
 #ifdef ROTATE
+#ifndef BASIS
+#define BASIS 0
+#endif
 constexpr int WARPS = 4;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -23,7 +27,7 @@ kv_append(const u16* values, u8* pages, const i32* table, const i32* start, i32 
     if (row >= rows) return;
     HeadRow r = BF16 ? load_bf16(values + row * HEAD_DIM, lane) : load_f16(values + row * HEAD_DIM, lane);
     const int first = int(row % kv_heads) * HEAD_DIM;
-    if (FORMAT == K5_ROWS) to_basis(r, order + first, shift + first, inverse + first, scratch[warp], lane);
+    if (FORMAT == K5_ROWS || BASIS) to_basis(r, order + first, shift + first, inverse + first, scratch[warp], lane);
     else if (ROTATE) hadamard<ROTATE ? ROTATE : HEAD_DIM>(r, lane);
     const i32 slot = (start ? *start : 0) + offset + i32(row / kv_heads);
     store_in_page<FORMAT>(pages, table, slot, int(row % kv_heads), kv_heads, r, scratch[warp], lane);

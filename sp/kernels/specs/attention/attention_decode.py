@@ -7,6 +7,7 @@ from sp.kernels.specs.attention.page_rows import (
     F16_ROWS,
     PAIRS,
     Q8_ROWS,
+    RECENT,
     ROOM,
     ROOMY,
     Formats,
@@ -30,9 +31,10 @@ SPLIT_TOKENS = 256
 
 
 def variant(
-    head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False
+    head_dim: int, formats: Formats, rows: int, rotate: bool, finish: bool, roomy: bool = False, recent: bool = False
 ) -> dict[str, int]:
-    """Return the defines for `rows` query rows per kv head; see ``attention_decode.cu``."""
+    """Return the defines for `rows` query rows per kv head; see ``attention_decode.cu``. `recent`: the cache has exact
+    rows of the newest tokens."""
     key = head_dim, next((wide for wide in (F16_ROWS, Q8_ROWS) if wide in formats), 5)
     warps, slots = ROOMY_RING[key] if roomy and key in ROOMY_RING else RING[key]
     found = {
@@ -48,7 +50,12 @@ def variant(
     }
     if _shared_bytes(found) > (ROOMY if roomy else ROOM):  # float16 values need the ring of float16 keys
         found["SLOTS"] -= 1
-    return found
+    return found | ({"RECENT": 1} if recent else {})
+
+
+def ring_variant(head_dim: int, rows: int, roomy: bool = False) -> dict[str, int]:
+    """Return the defines for the exact rows of the newest tokens, which come before `variant` with `recent`."""
+    return variant(head_dim, (F16_ROWS, F16_ROWS), rows, False, False, roomy) | {"RECENT": 2}
 
 
 def state_floats(defines: Defines) -> int:
@@ -78,7 +85,7 @@ ATTENTION_DECODE = KernelSpec(
     args=(
         "const f16* q", "const u8* k_pages", "const u8* v_pages", "const i32* table", "const i32*? tokens", "i32 more",
         "const u16*? wide", "u16* out", "f32* partial", "u32* counters", "i32 n", "i32 heads", "i32 kv_heads",
-        "f32 scale",
+        "f32 scale", "i32 all_parts",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
@@ -90,6 +97,9 @@ ATTENTION_DECODE = KernelSpec(
         ),
         *(variant(256, formats, rows, is_packed(formats), True, roomy=True) for formats in (PAIRS[0], PAIRS[3])
           for rows in (8, 16)),
+        *(one for d in (64, 128, 256) for rows in (8, 16)
+          for one in (variant(d, RECENT, rows, True, True, recent=True), ring_variant(d, rows))),
+        *(ring_variant(256, rows, roomy=True) for rows in (8, 16)),
     ),
     smem=_shared_bytes,
     pdl=True,

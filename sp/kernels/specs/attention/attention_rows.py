@@ -1,6 +1,6 @@
 """Rows of attention: norm, rotary embedding, rotation, gate, and loads and stores of pages.
 
-Formats of pages are numbers of ``page_rows.cuh``: 16 f16, 8 Q8_0, 4 Q4_0, 5 K5, 14 V4."""
+Formats of pages are numbers of ``page_rows.cuh``: 16 f16, 8 Q8_0, 4 Q4_0, 5 K5, 14 K4 and V4."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ HEADS_A_WARP = 8
 GATHER_THREADS = 256
 HEAD_DIMS = (64, 128, 256, 512)
 
-F16_PAGES, Q4_PAGES, FIVE_BITS = ({"K_FORMAT": k, "V_FORMAT": v} for k, v in ((16, 16), (4, 4), (5, 14)))
+F16_PAGES, Q4_PAGES, FIVE_BITS, FOUR_BITS = (
+    {"K_FORMAT": k, "V_FORMAT": v} for k, v in ((16, 16), (4, 4), (5, 14), (14, 14))
+)
 
 HEAD_NORM_ROPE = KernelSpec(
     source="head_norm_rope.cu",
@@ -39,7 +41,7 @@ ATTENTION_HEADS = KernelSpec(
     entry="attention_heads",
     args=(
         *HEADS_ARGS, "i32 half", "f32 eps", "f32 magnitude", "const i32*? order", "const f32*? shift",
-        "const f32*? inverse",
+        "const f32*? inverse", "u16*? ring_k", "u16*? ring_v", "u16*? run_k", "u16*? run_v",
     ),
     threads=32 * ROWS_A_BLOCK,
     variants=tuple(
@@ -57,6 +59,9 @@ ATTENTION_HEADS = KernelSpec(
             {"HEAD_DIM": 256, **FIVE_BITS, "ROTATE": 1},
             {"HEAD_DIM": 128, "K_FORMAT": 8, "V_FORMAT": 4, "ROTATE": 1},
             {"HEAD_DIM": 64, "NORM": 0, **FIVE_BITS, "ROTATE": 1},
+            {"HEAD_DIM": 256, **FOUR_BITS, "ROTATE": 1},
+            {"HEAD_DIM": 128, "NORM": 0, **FOUR_BITS, "ROTATE": 1},
+            {"HEAD_DIM": 64, "NORM": 0, **FOUR_BITS, "ROTATE": 1},
         )
     ),
     pdl=True,
@@ -96,6 +101,7 @@ KV_APPEND = KernelSpec(
             (512, 4, 0, 512), (128, 8, 0, 128),
         )),
         *({"HEAD_DIM": d, "FORMAT": fmt, "BF16": 0, "ROTATE": 0} for d in (64, 512) for fmt in (5, 14)),
+        *({"HEAD_DIM": d, "FORMAT": fmt, "BF16": 0, "ROTATE": 0, "BASIS": 1} for d in (64, 256) for fmt in (14, 16)),
     ),
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sp.kernels.launch import Defines, KernelSpec
-from sp.kernels.specs.attention.page_rows import F16_ROWS, PAIRS, ROOM, ROOMY, Formats, is_packed, row_bytes
+from sp.kernels.specs.attention.page_rows import F16_ROWS, PAIRS, RECENT, ROOM, ROOMY, Formats, is_packed, row_bytes
 
 P_PITCH = 128  # bytes between rows of probabilities
 KEYS = 64  # least keys per split, and keys per tile, except for heads of 512
@@ -37,6 +37,13 @@ def variant(head_dim: int, formats: Formats, rows: int, roomy: bool = False) -> 
             most -= 1
 
 
+def ring_variant(defines: dict[str, int]) -> dict[str, int]:
+    """Return the defines for the exact rows of the newest tokens, beside those for the packed ones: as many rows of
+    queries in a block."""
+    plain = {"K_FORMAT": F16_ROWS, "V_FORMAT": F16_ROWS, "AHEAD": 0, "SLOTS": 2, "RECENT": 2}
+    return {**defines, **plain}
+
+
 def _pairs(tiles: int, most: int) -> int:
     """Return the pairs of warps of a block, one pair per 16 rows, at most `most`."""
     pairs = -(-tiles // -(-tiles // most))
@@ -58,6 +65,12 @@ def _shared_bytes(defines: Defines) -> int:
     return rows * (2 * d + P_PITCH) + unpacked + slots * unit
 
 
+def _recent(head_dim: int, rows: int, roomy: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Return both variants for a cache with exact rows of the newest tokens."""
+    packed = {**variant(head_dim, RECENT, rows, roomy), "RECENT": 1}
+    return packed, ring_variant(packed)
+
+
 ATTENTION_SPLIT = KernelSpec(
     source="attention_split.cu",
     entry="attention_split",
@@ -65,9 +78,12 @@ ATTENTION_SPLIT = KernelSpec(
         "const f16* q", "const u8* k_pages", "const u8* v_pages", "const i32* table", "i32 blocks",
         "const i32*? tokens_at", "i32 tokens", "const u64*? seen", "i32 window", "f16* partial", "f32* states", "i32 n",
         "i32 heads", "i32 kv_heads", "f32 scale", "f32 cap", "const i32*? reach",
+        "i32 all_parts",
     ),
     threads=lambda defines: 32 * int(defines["WARPS"]),
     variants=(
+        *(one for sizes in ((256, 96, True), (256, 96, False), (128, 96, True), (64, 112, True), (512, 64, True),
+                            (512, 64, False)) for one in _recent(*sizes)),
         *(variant(256, formats, rows, True) for rows in (96, 138, 384) for formats in PAIRS[:2]),
         *(variant(256, formats, 96, True) for formats in PAIRS[2:]),
         *(variant(256, formats, 96) for formats in PAIRS),
@@ -96,6 +112,7 @@ ATTENTION_COMBINE = KernelSpec(
         {"HEAD_DIM": 256, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 128, "ROTATE": 0, "FINISH": 0},
         {"HEAD_DIM": 64, "ROTATE": 1, "FINISH": 1}, {"HEAD_DIM": 64, "ROTATE": 0, "FINISH": 1, "SINKS": 1},
         {"HEAD_DIM": 512, "ROTATE": 0, "FINISH": 1}, {"HEAD_DIM": 512, "ROTATE": 1, "FINISH": 1},
+        *({"HEAD_DIM": d, "ROTATE": 1, "FINISH": 1, "RECENT": 1} for d in (64, 128, 256, 512)),
     ),
     pdl=True,
 )  # fmt: skip

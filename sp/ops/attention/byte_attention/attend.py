@@ -172,7 +172,6 @@ def within_window(at: PagedKV, n: int, rule: ScoreRule, like: Any) -> tuple[Page
     """
     if rule.window is None:
         return at, rule
-    page = at.k.shape[1]
-    first = max(0, at.tokens - n - rule.window + 1) // page
-    reach = rule.first_seen(n, at.tokens, like) - np.int32(first * page)
-    return replace(at, table=at.table[first:], tokens=at.tokens - first * page), replace(rule, reach=reach)
+    near = at.from_block(max(0, at.tokens - n - rule.window + 1) // at.k.shape[1])
+    reach = rule.first_seen(n, at.tokens, like) - np.int32(near.before)
+    return near, replace(rule, reach=reach)

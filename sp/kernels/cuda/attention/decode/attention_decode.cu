@@ -14,24 +14,47 @@
 //   head, split); counters u32 a (row group, kv head), zero before and after.
 // Launch: (splits, kv_heads, row groups) blocks of 32 WARPS threads; the grid may stay while the cache grows. 16-byte aligned
 //   arrays. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; K_FORMAT, V_FORMAT; TILES; WARPS; SLOTS; SPLIT_TOKENS (fewest a split); ROTATE; FINISH.
+// Defines: HEAD_DIM 64, 128, 256; K_FORMAT, V_FORMAT; TILES; WARPS; SLOTS; SPLIT_TOKENS (fewest a split); ROTATE; FINISH;
+//   RECENT, 0 by default.
 // Dao et al., "Flash-Decoding for long-context inference", 2023.
+//
+// RECENT: of a cache that has exact rows of the newest tokens, each of the last n sees packed the tokens before `near`, and the
+// others exactly; near = max(0, total - n - 64). A launch with 2, of one split, takes those from a ring of f16 rows, token t in
+// slot t % 128, with a table that names one page only; another one with 1 takes the earlier ones and sums both. `parts` is then the
+// number of splits a (row group, kv head) has in `partial`: the ring's is the first, and n <= 64.
 #include "decode_merge.cuh"
 #include "decode_queries.cuh"
 #include "pdl.cuh"
 
+#ifndef RECENT
+#define RECENT 0
+#endif
+
 extern __shared__ __align__(16) u8 shared[];
+
+// What a warp has of fragment i / 32 for lane i % 32. Of the ring's f16 values: dims as V4 values have them, with which they are
+// summed, 0 and 4, 1 and 5, ... in place of 0 and 1, 2 and 3, ...
+SP_DEVICE float4 outputs(const float4* warp, int i) {
+    if (RECENT != 2) return warp[i];
+    const int m = i / 32, low = (m / 4 * 4 + m % 4 / 2) * 32 + i % 32;
+    const float2* halves = reinterpret_cast<const float2*>(warp);
+    const float2 x = halves[2 * low + m % 2], y = halves[2 * (low + 64) + m % 2];
+    return make_float4(x.x, x.y, y.x, y.y);
+}
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens, i32 more,
-                 const u16* wide, u16* out, f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+                 const u16* wide, u16* out, f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale,
+                 i32 all_parts) {
     pdl_launch_dependents();
     pdl_wait();
-    const i32 total = (tokens ? *tokens : 0) + more;
+    const i32 stored = (tokens ? *tokens : 0) + more;
+    const i32 near = max(0, stored - n - PAGE_TOKENS / 2), total = RECENT == 1 ? near : stored;
     const i32 even = (total + i32(gridDim.x) - 1) / i32(gridDim.x);
     const i32 span = (max(even, SPLIT_TOKENS) + 16 * WARPS - 1) / (16 * WARPS) * (16 * WARPS);
-    const i32 begin = i32(blockIdx.x) * span, end = min(begin + span, total);
-    if (begin >= total) return;
+    const i32 begin = RECENT == 2 ? near / 16 * 16 : i32(blockIdx.x) * span;
+    const i32 end = RECENT == 2 ? total : min(begin + span, total);
+    if (begin >= total && !(RECENT == 1 && blockIdx.x == 0)) return;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = int(lane) / 4, c = int(lane) % 4, kv_head = int(blockIdx.y);
     const Queries rows = {n, heads / kv_heads, heads, kv_head, int(blockIdx.z) * ROWS};
@@ -71,7 +94,8 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) limit[t][e] = min(total, total - n + rows.token(8 * t + 2 * c + e) + 1);
+        for (int e = 0; e < 2; e++) 
+            limit[t][e] = RECENT == 1 ? total : min(total, total - n + rows.token(8 * t + 2 * c + e) + 1);
 
     const Places places(g, c);
     const u32 ring_address = shared_address(ring);
@@ -94,13 +118,14 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         __syncwarp();
         issue(slot);
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        const bool masked = token + 16 > total - n;
+        const bool masked = token + 16 > total - n || (RECENT == 2 && token < near);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 s[t][i] *= scale;
-                if (masked && token + g + i / 2 * 8 >= limit[t][i % 2]) s[t][i] = __int_as_float(0xff800000);
+                const i32 at = token + g + i / 2 * 8;
+                if (masked && (at >= limit[t][i % 2] || (RECENT == 2 && at < near))) s[t][i] = __int_as_float(0xff800000);
             }
         u32 p[TILES][2];
         probabilities(p, s, state);
@@ -117,11 +142,13 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
     if (FINISH && wide) open = reinterpret_cast<const HeadWords*>(wide + (2 * warp_row + 1) * D)[lane];
 
     // Warps put their outputs on common references and sum them through shared memory, tile by tile.
-    const int splits = (total + span - 1) / span;
+    const int splits = RECENT == 2 ? 1 : max(1, (total + span - 1) / span);
+    const i64 stride = RECENT ? all_parts : i32(gridDim.x);
+    constexpr bool ALONE = RECENT == 0;  // a single split finishes what it has
     float4* states = reinterpret_cast<float4*>(shared);
     f32* rows_table = reinterpret_cast<f32*>(states + WARPS * 32 * OUTPUTS);
     const u32 family = blockIdx.z * gridDim.y + blockIdx.y;
-    float4* parts = reinterpret_cast<float4*>(partial) + i64(family) * gridDim.x * TILES * QUADS;
+    float4* parts = reinterpret_cast<float4*>(partial) + i64(family) * stride * TILES * QUADS;
     __shared__ float4 heads_of_warps[TILES][WARPS][4];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -155,18 +182,19 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
             states[(warp * OUTPUTS + m) * 32 + lane] = make_float4(state.o[m][t][0] * a, state.o[m][t][1] * b,
                                                                    state.o[m][t][2] * a, state.o[m][t][3] * b);
         __syncthreads();
-        float4* to = parts + (i64(t) * gridDim.x + blockIdx.x) * QUADS;
+        float4* to = parts + (t * stride + blockIdx.x + (RECENT == 1)) * QUADS;
 #pragma unroll
         for (int i = int(threadIdx.x); i < 32 * OUTPUTS; i += THREADS) {
             float4 sum = {};
 #pragma unroll
-            for (int part = 0; part < WARPS; part++) add(sum, states[part * 32 * OUTPUTS + i], 1, 1);
-            if (splits == 1) put(rows_table, t, i, sum, 1.0f / sums[0], 1.0f / sums[1]);
+            for (int part = 0; part < WARPS; part++) add(sum, outputs(states + part * 32 * OUTPUTS, i), 1, 1);
+            if (ALONE && splits == 1) put(rows_table, t, i, sum, 1.0f / sums[0], 1.0f / sums[1]);
             else to[32 + i] = sum;
         }
-        if (splits > 1 && threadIdx.x < 4) to[threadIdx.x] = make_float4(high[0], high[1], sums[0], sums[1]);
+        if ((!ALONE || splits > 1) && threadIdx.x < 4) to[threadIdx.x] = make_float4(high[0], high[1], sums[0], sums[1]);
     }
-    if (splits > 1) {  // the last split to come here sums all
+    if (RECENT == 2) return;
+    if (!ALONE || splits > 1) {  // the last split to come here sums all
         __shared__ bool last;
         __threadfence();
         __syncthreads();
@@ -174,7 +202,7 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         __syncthreads();
         if (!last) return;
         __threadfence();
-        merge_splits(rows_table, parts, splits, i32(gridDim.x), states);
+        merge_splits(rows_table, parts, splits + (RECENT == 1), i32(stride), states);
     }
     __syncthreads();
 #pragma unroll 1

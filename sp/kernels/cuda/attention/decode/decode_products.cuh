@@ -54,8 +54,9 @@ struct Places {
             select = c == 0 ? 0x3254 : 0x7654;
         } else if (K_FORMAT == Q8_ROWS) {
             own[0] = scale + 8 * c, own[1] = scale + 36 + 8 * c;
-        } else if (K_FORMAT == K5_ROWS) {
-            own[0] = scale + 4 + 4 * c, own[1] = scale + 36 + c / 2 * 4, select = c % 2 * 16;
+        } else if (K_FORMAT == K5_ROWS || K_FORMAT == V4_ROWS) {
+            own[0] = scale + 4 + 4 * c;
+            if (K_FORMAT == K5_ROWS) own[1] = scale + 36 + c / 2 * 4, select = c % 2 * 16;
         }
         value_scale = 2 * c * V_PITCH, value_own = value_select = pair_select = 0;
         if (V_FORMAT == Q4_ROWS) {
@@ -99,14 +100,16 @@ struct KeyWords {
         } else {
             const u32 scales = load_word(row);
             w[0][0] = w[0][1] = load_word(own), w[1][0] = w[1][1] = load_word(own + 16);
-            upper = load_word(behind) >> at.select;
+            if (K_FORMAT == K5_ROWS) upper = load_word(behind) >> at.select;
             d[0] = scale_pair(scales, c / 2), d[1] = scale_pair(scales, 2 + c / 2);
         }
     }
     // Two of them: of the first 32 or the others, of the first or second step, the first or second register.
     SP_DEVICE u32 pair(int half, int step, int reg) const {
         if (K_FORMAT == Q8_ROWS) return h2_mul(eight_bits(w[half][step] >> 8 * reg), d[half]);
-        return h2_mul(half ? bent(pair_of(w[1][0], 2 * step + reg)) : six_bits(w[0][0], upper, 2 * step + reg), d[half]);
+        const int place = 2 * step + reg;
+        const bool six = K_FORMAT == K5_ROWS && half == 0;
+        return h2_mul(six ? six_bits(w[0][0], upper, place) : bent(pair_of(w[half][0], place)), d[half]);
     }
 };
 
