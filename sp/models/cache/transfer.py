@@ -170,7 +170,7 @@ def copy_cache(source: Cache, target: Cache, tokens: int) -> None:
             copied.end()
             copy_over(copied.k[copied.page], ring.k[ring.page])
             copy_over(copied.v[copied.page], ring.v[ring.page])
-            ring.take(copied.start, copied.stop)
+            ring.take(copied.start, copied.stop, copied.low)
         else:
             ring.refill(target.stored(layer))
     put_states(target, _states_of(source, lambda array: array))
@@ -189,12 +189,13 @@ def copy_pages(source: Cache, target: Cache, layer: int, tokens: int) -> None:
 
 
 class ParkedRing(NamedTuple):
-    """A copy of a layer's `RecentRows`, in host memory: uint8 (128, kv_heads, 2 d) each, and its last run."""
+    """A copy of a layer's `RecentRows`, in host memory: uint8 (128, kv_heads, 2 d) each, and its counts."""
 
     k: Bytes
     v: Bytes
     start: int
     stop: int
+    low: int
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class ParkedCache:
             recent.end()
             page = recent.page
             k, v = (_copy_pages(ring, [(page, page + 1)], next(places))[0] for ring in (recent.k, recent.v))
-            ring_copies[layer] = ParkedRing(k, v, recent.start, recent.stop)
+            ring_copies[layer] = ParkedRing(k, v, recent.start, recent.stop, recent.low)
         if cache.device == "cuda":
             wait()
         positions = cache.places[: cache.tokens]
@@ -283,7 +284,7 @@ class ParkedCache:
             assert recent is not None, f"layer {layer} keeps no exact rows"
             copy_in(recent.k[recent.page], ring.k)
             copy_in(recent.v[recent.page], ring.v)
-            recent.take(ring.start, ring.stop)
+            recent.take(ring.start, ring.stop, ring.low)
         for layer, (conv, recurrent) in self.states.items():
             state = cache.state(layer)
             copy_in(state.conv, conv)

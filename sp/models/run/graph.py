@@ -113,8 +113,10 @@ class PrefillGraphs:
             self._refuse(error, start)
             self._read["eager"] += n
             return None
-        # A replay has updated no host counts; a run launch by launch has counted the padding too.
-        self._cache.count(n if replayed else n - size, range(self._last))
+        # A replay has updated no host counts; a run launch by launch has counted the padding too, which it has stored.
+        if replayed:
+            self._cache.count(size, range(self._last))
+        self._cache.count(n - size, range(self._last))
         self._read["replayed" if replayed else "captured" if capturing else "eager"] += n
         return LastLayerInput(x[:n], self._inputs.device["positions"][:n])
 

@@ -81,6 +81,8 @@ class RecentRows:
         Shared by all layers of a cache.
     start, stop : int
         The last run of tokens, counted on the host.
+    low : int
+        First token whose rows are in the ring for certain: those of later tokens overwrite them.
     unread : bool
         True if no one has read the last rows since they were stored, as far as the host knows: the next tokens then
         belong to the same run.
@@ -99,6 +101,7 @@ class RecentRows:
     run: RunRows
     start: int = 0
     stop: int = 0
+    low: int = 0
     unread: bool = False
 
     def append(self, at: Pages, k: Any, v: Any) -> None:
@@ -121,6 +124,7 @@ class RecentRows:
             if run.owner is self or (run.owner is not None and not run.owner.unread):
                 run.clear()  # read already, so its memory can be used again
         self.stop, self.unread = at.tokens + tokens, True
+        self.low = max(self.low, self.stop - RING)
         if self.stop - self.start <= NEAR:
             return None
         xp, blocks = array_module(self.k), -(-tokens // RING)
@@ -144,9 +148,9 @@ class RecentRows:
         run = self.run_of(tokens)
         if run is not None:
             return run.first, run.k, run.v
-        if is_device(self.k) or not 0 <= self.stop - tokens <= NEAR:
+        first = max(0, min(self.start, tokens) - NEAR, self.low)
+        if is_device(self.k) or tokens > self.stop or first >= tokens:
             return tokens, [], []
-        first = max(0, min(self.start, tokens) - NEAR, self.stop - RING)
         k, v = self.rows(first, tokens)
         return first, [k], [v]
 
@@ -176,23 +180,25 @@ class RecentRows:
     def forget(self) -> None:
         """Forget all tokens; the rows stay until they are overwritten."""
         self.end()
-        self.start = self.stop = 0
+        self.start = self.stop = self.low = 0
 
     def count(self, tokens: int) -> bool:
         """Learn how many tokens there are, after a replay has stored some or some were dropped. Returns True if rows
         that the next run reads have been overwritten."""
-        self.stop = max(self.stop, tokens)
-        return self.stop - tokens > NEAR
+        if tokens > self.stop:
+            self.stop, self.low = tokens, max(self.low, tokens - RING)
+        return max(0, tokens - NEAR) < self.low
 
-    def take(self, start: int, stop: int) -> None:
+    def take(self, start: int, stop: int, low: int) -> None:
         """Continue the sequence of another ring, from which the rows were copied, after its last run."""
         self.end()
-        self.start, self.stop = start, stop
+        self.start, self.stop, self.low = start, stop, low
 
     def refill(self, at: Pages) -> None:
         """Take the newest rows from the packed pages, after tokens were dropped or copied."""
         self.end()
-        self.start, self.stop, first = at.tokens, at.tokens, max(0, at.tokens - NEAR)
+        self.start = self.stop = at.tokens
+        self.low = first = max(0, at.tokens - NEAR)
         if first == at.tokens:
             return
         slots = array_module(self.k).arange(first, at.tokens) % RING

@@ -244,7 +244,7 @@ def unrotated_keys(cache: PagedKV, positions: Ints, model: Model, layer: int) ->
     The new cache has the keys in place of the values too, because no caller uses its values.
     """
     cache, rotary = replace(cache, tokens=len(positions)), model.config.rope_of(layer)
-    plain: dict[str, Any] = {"rotated": False, "basis": None}
+    plain: dict[str, Any] = {"rotated": False, "basis": None, "recent": None}
     if is_device(cache.k):
         pages = unpacked_pages(cache.k, cache.table, cache.tokens, cache.fmt)
         rows = cache.as_model(pages.reshape(-1, *pages.shape[2:]))
