@@ -257,7 +257,7 @@ class History:
             sum(plan.open),
             plan.recalled,
             tuple(changes),
-            "" if changes else "nothing that is old enough",
+            "" if changes else "every text is new, short or marked for a cache",
             plan.seconds,
             frame and frame + sent,  # 0 if not estimated, so that `learn` ignores it
         )

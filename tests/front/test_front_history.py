@@ -152,7 +152,9 @@ def test_short_requests_pass(words: Compressor) -> None:
 def test_what_was_marked_for_a_cache_stays(words: Compressor) -> None:
     part = {"type": "text", "text": story(4, 100), "cache_control": {"type": "ephemeral"}}
     body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "Which room?"}]}]}
-    assert History(words).shorten("messages", body, RULES).body == body
+    done = History(words).shorten("messages", body, RULES)
+    assert done.body == body
+    assert "marked for a cache" in done.reason
 
 
 def test_what_is_marked_stays_though_the_same_text_was_shortened_before(words: Compressor) -> None:
