@@ -32,7 +32,6 @@ from sp.models import KVType, Model, stream_layer_major
 from sp.models.cache.kv_type import USUAL, rotates
 from sp.models.run.hooks import run_layers
 from sp.ops.array_module import array_module, on_host
-from sp.quant.cached import K4
 from sp.session import load
 from sp.trace import Reporter
 
@@ -69,7 +68,7 @@ def log_softmax(logits: Any) -> Any:
 
 def stream(model: Model, ids: Any, every: int, kv: KVType, rotate: bool | None, run: int) -> Any:
     """The residual stream behind the last layer, of the scored rows."""
-    if kv.k is K4:
+    if kv.keeps_recent:
         return stream_of_runs(model, ids, every, kv, run)
     cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
     whole = stream_layer_major(model, ids, np.arange(len(ids)), cache)
@@ -115,7 +114,7 @@ def measured(
         kv = KVType.parse(name, "--kv")
         k, v = kv.sides
         config = {**facts, "tokens": len(ids) - 1, "k": k, "v": v, "rotate": rotates(kv, given.rotate)}
-        config |= {"every": given.every} | ({"run": given.run} if kv.k is K4 else {})
+        config |= {"every": given.every} | ({"run": given.run} if kv.keeps_recent else {})
         if key_of({"bench": "kv_quality", "config": config}) in known:
             continue
         if exact is None:

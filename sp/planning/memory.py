@@ -26,7 +26,6 @@ from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.ops.matmul.fragment_order import plane_offsets
 from sp.quant import F16, F32, FORMATS, BlockFormat, Math
-from sp.quant.cached import K4
 from sp.quant.repack import EXACT_TERMS, device_format, is_split
 
 Stacks = tuple[tuple[int, ...], ...]  # bytes of every stack of experts, by layer
@@ -123,7 +122,7 @@ def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
         sizes, window = config.heads_of(layer), config.window_of(layer)
         kv_type = checked_kv(kv, sizes.head_dim, False, "cpu")
         row = kv_type.k.row_bytes(sizes.head_dim) + kv_type.v.row_bytes(sizes.head_dim)
-        newest = 2 * F16.row_bytes(sizes.head_dim) if kv_type.k is K4 else 0
+        newest = 2 * F16.row_bytes(sizes.head_dim) if kv_type.keeps_recent else 0
         total += (min(pages, ring_pages(window)) * row + newest) * sizes.kv_heads
     return PAGE_TOKENS * total
 

@@ -21,7 +21,7 @@ from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, kv_commit
 from sp.ops.attention.recent_rows import RecentRows, new_rings, rings_nbytes
 from sp.ops.attention.score_rule import window_reach
 from sp.quant import BlockFormat, Math
-from sp.quant.cached import IN_BASIS, K4
+from sp.quant.cached import IN_BASIS
 
 AT_ONCE = 8192  # most tokens that a layer with a window takes in one append
 
@@ -166,7 +166,7 @@ class Cache:
         by_pool = {layer: _Layer(*place) for layer, place in zip(placed, where, strict=True)}
         self._layers = {layer: by_pool[layer] for layer in attention}
         # Exact rows of the newest tokens, by layer: none for other formats.
-        self.recent = self._new_rings(blocks) if self.kv.k is K4 else {}
+        self.recent = self._new_rings(blocks) if self.kv.keeps_recent else {}
         self._counted: dict[int, _Layer | DeltaState] = {**self._layers, **self._states}
         self._together = False
 

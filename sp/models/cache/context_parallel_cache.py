@@ -13,7 +13,6 @@ from sp.models.cache.cache import Cache
 from sp.models.config import ModelConfig
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV
-from sp.ops.attention.recent_rows import RecentRows
 from sp.quant import Math
 
 
@@ -205,10 +204,6 @@ class ContextParallelCache(Cache):
     def _paged(self, layer: int, table: Any, tokens: int) -> PagedKV:
         options: dict[str, Any] = {**self._page_format, "basis": self._bases.get(layer)}
         return PagedKV(self._pool.k, self._pool.v, table, tokens, **options)
-
-    def _new_rings(self, blocks: int) -> dict[int, RecentRows]:
-        # All tokens of a layer are stored before any of them attends, by several GPUs: none has the rows of all.
-        return {}
 
     def _place(self, layer: int) -> int:
         return layer % len(self._starts)

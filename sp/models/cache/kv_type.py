@@ -35,6 +35,7 @@ class KVType(str):
     k: BlockFormat  # block format of a row of keys
     v: BlockFormat  # block format of a row of values
     packed: bool  # True if keys or values are stored in blocks of several values
+    keeps_recent: bool  # True if a cache has exact rows of its newest tokens too, see `RecentRows`
 
     def __new__(cls, text: str) -> KVType:
         """Build from a text that `parse` has normalised."""
@@ -43,6 +44,7 @@ class KVType(str):
         kv_type.sides = (k[2:], v[2:]) if v else PAIRS.get(text, (text, text))
         kv_type.k, kv_type.v = (FORMATS[name] for name in kv_type.sides)
         kv_type.packed = max(kv_type.k.block_size, kv_type.v.block_size) > 1
+        kv_type.keeps_recent = kv_type.k is K4
         return kv_type
 
     def __reduce__(self) -> tuple[type[KVType], tuple[str]]:

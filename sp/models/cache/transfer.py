@@ -162,10 +162,8 @@ def copy_cache(source: Cache, target: Cache, tokens: int) -> None:
     if len(target.places):
         target.places[:tokens] = source.places[:tokens]
     target.crop(tokens, refill=False)
-    for layer in target.config.attention_layers:
-        copied, ring = source.stored(layer).recent, target.stored(layer).recent
-        if copied is None or ring is None:
-            continue
+    for layer, ring in target.recent.items():
+        copied = source.recent[layer]
         if source.length(layer) == tokens:
             copied.end()
             copy_over(copied.k[copied.page], ring.k[ring.page])
@@ -218,8 +216,7 @@ class ParkedCache:
         states = [(state.conv, state.recurrent) for state in map(cache.state, config.delta_layers)]
         sizes = [(blocks - first) * pool[0].nbytes for pair in pools for pool in pair]
         sizes += [array.nbytes for pair in states for array in pair]
-        recents = {layer: cache.stored(layer).recent for layer in config.attention_layers if rings}
-        kept = {layer: recent for layer, recent in recents.items() if recent is not None}
+        kept = cache.recent if rings else {}
         sizes += [ring[recent.page].nbytes for recent in kept.values() for ring in (recent.k, recent.v)]
         places = iter(room.places(sizes))
         pages, state_copies = {}, {}
@@ -280,8 +277,7 @@ class ParkedCache:
             copy_in(cache.places[: self.tokens], self.places)
         cache.crop(self.tokens, refill=not self.rings)
         for layer, ring in self.rings.items():
-            recent = cache.stored(layer).recent
-            assert recent is not None, f"layer {layer} keeps no exact rows"
+            recent = cache.recent[layer]
             copy_in(recent.k[recent.page], ring.k)
             copy_in(recent.v[recent.page], ring.v)
             recent.take(ring.start, ring.stop, ring.low)

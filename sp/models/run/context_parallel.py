@@ -33,7 +33,6 @@ from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.sparse.expected_density import expected_density
 from sp.parallel.group import ParallelGroup, Rank
-from sp.quant.cached import K4
 
 MOST_TOGETHER = 65536  # most tokens that one of several GPUs projects together
 TOGETHER_BYTES = 1 << 30  # most bytes of their widest product
@@ -172,7 +171,7 @@ def read_context_parallel(
     ids, positions = checked_prompt(model, ids, positions, alone, rows)
     # No block of queries is split: part of a block would attend densely where the whole would not.
     tail = max(rows, BLOCK)
-    exact = known_kv(kv).k is K4  # no GPU has the exact rows that such a cache keeps of all tokens
+    exact = known_kv(kv).keeps_recent  # of all tokens that are read, whose rows no GPU has
     if group.size == 1 or exact or not ContextChunks.fits(len(ids), group.size, tail):
         cache = model.new_cache(len(ids), kv, rotate=rotate, layers=1)
         read_layer_major(model, ids, positions, cache, hooks, attend=attend, rows=rows, depth=depth, chunk=alone)

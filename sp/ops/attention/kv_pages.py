@@ -347,13 +347,6 @@ class PagedKV:
         """Return float16 pages of the same sequence, in the basis of these."""
         return replace(self, k=k, v=v, table=table, fmt=F16, value_fmt=F16, recent=None, **changes)
 
-    def newest_packed(self, first: int) -> tuple[Any, Any]:
-        """Unpack the tokens from `first` on: float16 or float32 (tokens, kv_heads, head_dim), in the stored basis."""
-        block = first // self.k.shape[1]
-        at, skipped = self.from_block(block), first - block * self.k.shape[1]
-        k, v = (kv_gather(pages, at.table, at.tokens, fmt) for pages, fmt in ((at.k, at.fmt), (at.v, at.of_values)))
-        return k[skipped:], v[skipped:]
-
     def from_block(self, block: int) -> PagedKV:
         """Return the same sequence without its first blocks."""
         skipped = block * self.k.shape[1]
@@ -382,19 +375,15 @@ class PagedKV:
 
     def model_rows(self) -> tuple[Floats, Floats]:
         """Return keys and values in the model's basis, within rounding."""
-        values = self.values()
-        return self.model_keys(), hadamard(values, value_block(self.head_dim)) if self.rotated else values
+        keys, values = self.gather()
+        return self.as_model(keys), hadamard(values, value_block(self.head_dim)) if self.rotated else values
 
     def gather(self) -> tuple[Floats, Floats]:
         """Return keys and values in the stored basis."""
+        values = kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
         if self.recent is not None:
-            return self.keys(), self.values()
-        return self.keys(), kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
-
-    def values(self) -> Floats:
-        """Return values in the stored basis: (tokens, kv_heads, head_dim)."""
-        rows = kv_gather(self.v, self.table, self.tokens, self.value_fmt or self.fmt)
-        return rows if self.recent is None else self.recent.over(rows, 1, self.before, self.tokens)
+            values = self.recent.over(values, 1, self.before, self.tokens)
+        return self.keys(), values
 
     def unpacked(self) -> PagedKV:
         """Return the same tokens on the device in separate float16 pages, in order; itself if they are float16."""

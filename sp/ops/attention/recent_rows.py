@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -202,9 +202,9 @@ class RecentRows:
         if first == at.tokens:
             return
         slots = array_module(self.k).arange(first, at.tokens) % RING
-        near = at.newest_packed(first)
-        for ring, rows in zip((self.k, self.v), near, strict=True):
-            ring[self.page].view(np.float16)[slots] = rows
+        packed = replace(at.from_block(first // at.k.shape[1]), recent=None)
+        for ring, rows in zip((self.k, self.v), packed.gather(), strict=True):
+            ring[self.page].view(np.float16)[slots] = rows[first - packed.before :]
 
 
 def new_rings(

@@ -19,16 +19,13 @@
 // Dao et al., "Flash-Decoding for long-context inference", 2023.
 //
 // RECENT: of a cache that has exact rows of the newest tokens, each of the last n sees packed the tokens before `near`, and the
-// others exactly; near = max(0, total - n - 64). A launch with 2, of one split, takes those from a ring of f16 rows, token t in
-// slot t % 128, with a table that names one page only; another one with 1 takes the earlier ones and sums both. `parts` is then the
+// others exactly, with near_of from split_range.cuh. A launch with 2, of one split, takes those from a ring of f16 rows, token t in
+// slot t % 128, with a table that names one page only; another one with 1 takes the earlier ones and sums both. `all_parts` is then the
 // number of splits a (row group, kv head) has in `partial`: the ring's is the first, and n <= 64.
 #include "decode_merge.cuh"
 #include "decode_queries.cuh"
 #include "pdl.cuh"
-
-#ifndef RECENT
-#define RECENT 0
-#endif
+#include "split_range.cuh"
 
 extern __shared__ __align__(16) u8 shared[];
 
@@ -49,7 +46,7 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
     pdl_launch_dependents();
     pdl_wait();
     const i32 stored = (tokens ? *tokens : 0) + more;
-    const i32 near = max(0, stored - n - PAGE_TOKENS / 2), total = RECENT == 1 ? near : stored;
+    const i32 near = near_of(stored, n), total = RECENT == 1 ? near : stored;
     const i32 even = (total + i32(gridDim.x) - 1) / i32(gridDim.x);
     const i32 span = (max(even, SPLIT_TOKENS) + 16 * WARPS - 1) / (16 * WARPS) * (16 * WARPS);
     const i32 begin = RECENT == 2 ? near / 16 * 16 : i32(blockIdx.x) * span;
@@ -94,7 +91,7 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) 
+        for (int e = 0; e < 2; e++)
             limit[t][e] = RECENT == 1 ? total : min(total, total - n + rows.token(8 * t + 2 * c + e) + 1);
 
     const Places places(g, c);
