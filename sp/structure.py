@@ -109,7 +109,9 @@ def _longest_ends(marks: list[re.Match[bytes]]) -> dict[bytes, list[int]]:
 
 _BLANK = rb"[ \t\n\r]*+"
 _STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
-_VALUE = rb"([\[{]|" + _STRING + rb"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null)"
+_LITERAL = rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null"
+_VALUE = rb"([\[{]|" + _STRING + rb"|" + _LITERAL + rb")"
+_SCALAR = re.compile(_BLANK + rb"(?:(" + _STRING + rb")|" + _LITERAL + rb")" + _BLANK)
 _OPEN = re.compile(rb"[\[{]")
 _MEMBER = re.compile(_BLANK + rb"(" + _STRING + _BLANK + rb":" + _BLANK + _VALUE + rb")")
 _ELEMENT = re.compile(_BLANK + rb"(" + _VALUE + rb")")
@@ -255,3 +257,22 @@ def unquote(string: bytes) -> Unquoted | None:
             places.append(np.arange(part.start(), position))
         texts.append(text)
     return None if position != len(string) else Unquoted(b"".join(texts), np.concatenate([*places, [position]]))
+
+
+NOTHING = range(0)
+
+
+def scalar_content(text: bytes) -> range | None:
+    r"""Return which bytes can be left out of a text that is one JSON string or number, so that it stays valid JSON.
+
+    They are those between the quotes of a string. `NOTHING` of a number, as another one would result, and of a string
+    with half a surrogate pair. None for any other text.
+
+    >>> scalar_content(b'"a b"'), scalar_content(b"-1.5e3\n"), scalar_content(b'["a"]')
+    (range(1, 4), range(0, 0), None)
+    """
+    match = _SCALAR.fullmatch(text)
+    if match is None:
+        return None
+    content = range(match.start(1) + 1, match.end(1) - 1) if match[1] else NOTHING
+    return NOTHING if unquote(text[content.start : content.stop]) is None else content

@@ -286,10 +286,9 @@ def open_pair(
     from sp.kernels.device import pick_device
     from sp.session import Pipeline
 
-    where = pick_device(place.device)
-    if where == "cuda":
+    if pick_device(place.device) == "cuda":
         compile_kernels()
-    pair = Pipeline.open(**vars(models), **vars(place) | {"device": where}, scorers=scorers, reporter=report_once)
+    pair = Pipeline.open(**vars(models), **vars(place), scorers=scorers, reporter=report_once)
     pair = pair if place.break_even else pair.with_break_evens()
     if pair.drafter is not None and pair.drafter.chosen:  # automatically, as --drafter is omitted
         print(f"sp: drafter: {pair.drafter.path.stem}, {pair.drafter.chosen}", file=sys.stderr)

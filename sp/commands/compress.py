@@ -25,8 +25,8 @@ def compress(
 ) -> None:
     """Shorten a text for a question, and write it to standard output.
 
-    CRLF line ends stay, and the ranges of kept bytes that --json prints refer to the file. A line on standard error has
-    the number of kept tokens.
+    Kept text has the bytes of the file, and the ranges that --json prints refer to them. JSON stays valid with the
+    selectors segments and json. A line on standard error has the number of kept tokens.
 
     Examples
     --------
@@ -36,10 +36,8 @@ def compress(
     """
     from dataclasses import asdict
 
-    from sp.front.rules import Rules
     from sp.front.shorten import Compressor
 
-    Rules(keep_ratio)
     text = read_text(file, "FILE", piped=True, keep_offsets=True)
     options: dict[str, Any] = {"scorer": scorer, "selector": selector, "mark": mark, "device": device}
     short = Compressor.open(drafter, keep_ratio=keep_ratio, reporter=report_once, **options).compress(text, question)
@@ -47,4 +45,6 @@ def compress(
         print_json({**asdict(short), "kept": [list(piece) for piece in short.kept]})
         return
     sys.stdout.write(short.text if short.text.endswith("\n") else short.text + "\n")
-    print(f"sp: kept {short.kept_tokens:,} of {short.tokens:,} tokens in {short.seconds:.2f} s", file=sys.stderr)
+    reason = f"; {short.reason}" if short.reason else ""
+    line = f"sp: kept {short.kept_tokens:,} of {short.tokens:,} tokens in {short.seconds:.2f} s{reason}"
+    print(line, file=sys.stderr)

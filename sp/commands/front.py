@@ -24,7 +24,7 @@ Drafter = Annotated[
     Path | None,
     opt(help="GGUF file or known name of the drafter; the best downloaded one if omitted."),
 ]
-KeepRatio = Annotated[float, opt(least=0, most=1, help="Share of a text's tokens to keep.")]
+KeepRatio = Annotated[float, opt(least=1e-6, most=1, help="Share of a text's tokens to keep.")]
 ScorerName = Annotated[str, opt(help="Scorer of tokens, as for sp run; bm25 compares words and runs no model.")]
 SelectorName = Annotated[str, opt(help="Selector of tokens; segments keeps whole lines, sentences and JSON values.")]
 Mark = Annotated[bool, opt(help="Write a mark such as [... 212 lines ...] in place of omitted text.")]

@@ -23,6 +23,8 @@ PICTURES = (
     "image_generation_call",
 )  # fmt: skip
 """Types of parts and items that hold other media."""
+DOCUMENTS = {"text": "data", "content": "content"}
+"""Fields with the text of a document, by the types of its source; other sources are files."""
 PICTURE_TOKENS = 1600  # that a picture is assumed to cost, as the largest of hosted APIs do
 IN_PROMPT = ("system", "instructions", "tools", "functions", "messages", "input")
 """Fields of a body that become a part of the prompt."""
@@ -140,7 +142,7 @@ def frame_of(body: Mapping[str, Any], places: Iterable[TextPlace]) -> Frame:
         if not isinstance(value, dict):
             return value
         kind, source = value.get("type"), value.get("source")
-        is_file = kind == "document" and isinstance(source, dict) and source.get("type") != "text"
+        is_file = kind == "document" and isinstance(source, dict) and str(source.get("type")) not in DOCUMENTS
         if is_file or kind in PICTURES:
             pictures += 1
             return None
@@ -172,11 +174,12 @@ def _parts(content: Any, path: Path, kind: SegmentKind, message: int, fixed: boo
             yield from _parts(part.get("content"), (*part_path, "content"), "tool", message, is_fixed)
         elif part.get("type") == "document":
             source, citations = part.get("source"), part.get("citations")
-            # Citations count the characters of a document, which must be those that the client has.
+            # Citations count the characters or blocks of a document, which must be those that the client has.
             is_fixed |= isinstance(citations, dict) and bool(citations.get("enabled"))
-            if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-                data_path = (*part_path, "source", "data")
-                yield TextPlace(data_path, kind, source["data"], message, is_fixed, document=True)
+            name = DOCUMENTS.get(str(source.get("type"))) if isinstance(source, dict) else None
+            if isinstance(source, dict) and name:
+                inner = _parts(source.get(name), (*part_path, "source", name), kind, message, is_fixed)
+                yield from (replace(place, document=True) for place in inner)
 
 
 def _objects(body: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -24,6 +24,7 @@ from sp.front.rules import Rules
 from sp.front.shorten import Compressor, Ranges, ShortText, TranscriptText
 from sp.front.store import DecisionStore, digest
 from sp.serve.messages import LONGEST, question_of
+from sp.structure import NOTHING, scalar_content
 
 OPENING, CLOSING = "Passages from above that were left out there:\n\n", "\n\n"  # around restored passages
 SEPARATOR = "\n[...]\n"  # between passages
@@ -257,7 +258,7 @@ class History:
             sum(plan.open),
             plan.recalled,
             tuple(changes),
-            "" if changes else "every text is new, short or marked for a cache",
+            "" if changes else "every text is new, short, marked for a cache or a JSON number",
             plan.seconds,
             frame and frame + sent,  # 0 if not estimated, so that `learn` ignores it
         )
@@ -305,6 +306,8 @@ class _Piece:
     def may_shorten(self, too_long: bool, shorten_newest: bool) -> bool:
         """Return True if some of it may be omitted; more may if the transcript does not fit."""
         if self.fixed or self.asks or len(self.text.encode()) < MIN_TEXT_BYTES:
+            return False
+        if scalar_content(self.text.encode()) == NOTHING:
             return False
         if self.kind == "assistant":
             return too_long

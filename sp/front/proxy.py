@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ from sp.front.upstream import Upstream, UsageReader, prompt_tokens, reply_header
 from sp.serve.anthropic.reply import error_body
 from sp.serve.fields import TOO_LONG, RequestError
 from sp.serve.guard import Guard, access_middleware
-from sp.serve.http import EXPOSITION, HEADERS, too_long
+from sp.serve.http import EXPOSITION, HEADERS, SMALL_BODY, too_long
 from sp.serve.streams import disconnected
 
 PAGE_REQUESTS = 8  # that the page shows
@@ -187,24 +187,26 @@ class Front:
 
     async def _shortened(self, api: Api, raw: bytes, request: Request) -> tuple[bytes, ShortenedRequest | None]:
         """Return the body to send, and how it was shortened; None if the client wants it unchanged."""
-        text, body = _json_object(raw)
+        size = len(raw)
+        text, body = await _apart(size, _json_object, raw)
         if body is None:  # the upstream server reports what is wrong
             encoding = request.headers.get("content-encoding", "")
             reason = f"the body is encoded with {plain(encoding, 40)}" if encoding else "the body is no JSON object"
             return raw, ShortenedRequest({}, reason=reason)
         if "sp" in body:
-            text = without_member(text, "sp")
+            text = await _apart(size, without_member, text, "sp")
             raw = text.encode()
         rules = rules_of(self.rules, body.pop("sp", None), request.headers.get(KEEP_RATIO_HEADER))
         if rules is None:
             return raw, None
         # Short requests are recognised here, without waiting for the drafter's only thread.
-        outcome = self.history.too_short(api, body, rules) or await self._draft(api, body, rules)
+        outcome = await _apart(size, self.history.too_short, api, body, rules) or await self._draft(api, body, rules)
         self.metrics.count(outcome)
         if not outcome.is_changed:
             return raw, outcome
         self.recent.appendleft(replace(outcome, body={}, texts={}, blocks={}))
-        return with_strings(text, outcome.texts, outcome.blocks).encode(), outcome
+        text = await _apart(size, with_strings, text, outcome.texts, outcome.blocks)
+        return text.encode(), outcome
 
     async def _draft(self, api: Api, body: dict[str, Any], rules: Rules) -> ShortenedRequest:
         """Shorten a request on the drafter's thread; RequestError as soon as nothing listens upstream."""
@@ -271,11 +273,11 @@ class Front:
             raise self._upstream.broken(error) from None
         finally:
             await reply.aclose()
-        text, body = _json_object(raw)
+        text, body = await _apart(len(raw), _json_object, raw)
         if body is not None and isinstance(usage := body.get("usage"), dict):
             self._count_usage(outcome, usage)
             own = outcome.usage() | ({"upstream": usage["sp"]} if "sp" in usage else {})  # of `sp serve`
-            raw = with_member(text, ("usage",), "sp", own).encode()
+            raw = (await _apart(len(raw), with_member, text, ("usage",), "sp", own)).encode()
         response = Response(raw, reply.status_code)
         length = (b"content-length", str(len(raw)).encode())
         response.raw_headers = [*reply_headers(reply), length, *_own_headers(outcome)]
@@ -302,6 +304,11 @@ def _json_object(raw: bytes) -> tuple[str, dict[str, Any] | None]:
     except (ValueError, RecursionError):
         return "", None
     return text, body if isinstance(body, dict) else None
+
+
+async def _apart(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Call a function of a body of `size` bytes; in another thread if it is large, as all other requests would wait."""
+    return work(*arguments) if size <= SMALL_BODY else await asyncio.to_thread(work, *arguments)
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

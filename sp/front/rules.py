@@ -52,7 +52,7 @@ class Rules:
 class RequestRules:
     """The field `sp` of a request; None leaves the front's option. `off`: pass the request on unchanged."""
 
-    keep_ratio: Annotated[float | None, Option(most=1)] = None
+    keep_ratio: float | None = None
     threshold: Annotated[int | None, Option(least=0)] = None
     max_prompt_tokens: Annotated[int | None, Option(least=64)] = None
     recall: bool | None = None

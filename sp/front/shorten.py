@@ -22,15 +22,18 @@ from sp.scoring.base import SCORERS, ModelFreeScorer, PrefixKeys, by_length
 from sp.selection import Selection, Selector
 from sp.session import request
 from sp.session.compress import Omitted, selection_request, widen
-from sp.session.loaded import default_drafter, embedded
+from sp.session.loaded import Loaded, default_drafter, embedded
 from sp.session.memory import DrafterMemory, message_ends
 from sp.session.options import ConversationOptions, RunOptions, check_run
 from sp.session.pipeline import Pipeline
 from sp.session.recall import OmittedRun, choose_recalled
+from sp.structure import NOTHING, scalar_content
 from sp.trace import Reporter, Trace, silent
 
 GAP = "\n\n"  # between the texts of a transcript
 BLANK_LINE = re.compile(r"(?>\r\n|[\r\n]){2,}")  # atomic, as the two characters of one CRLF are no blank line
+LONE_CR = re.compile(r"\r(?!\n)")
+WHOLE = "the text is one JSON value without parts, so it was not shortened"
 MEMORIES = 4  # transcripts whose keys the drafter keeps
 Ranges = tuple[tuple[int, int], ...]
 
@@ -94,6 +97,8 @@ class CompressedText:
         Lengths of the document and of its kept part, in tokens of the drafter's vocabulary.
     seconds : float
         Time of scoring and selection, without loading the drafter.
+    reason : str
+        Why nothing was left out, of a text that cannot be shortened.
     """
 
     text: str
@@ -101,6 +106,7 @@ class CompressedText:
     tokens: int
     kept_tokens: int
     seconds: float
+    reason: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -187,6 +193,11 @@ class Compressor:
         return drafter.path.name
 
     @property
+    def _drafter(self) -> Loaded:
+        assert self.pipeline.drafter is not None
+        return self.pipeline.drafter
+
+    @property
     def device(self) -> str:
         """Device of the drafter."""
         return self.pipeline.target.model.device
@@ -201,6 +212,9 @@ class Compressor:
         """
         if not text.strip():
             raise PromptError("the text is empty; give one to shorten")
+        if scalar_content(raw := text.encode()) == NOTHING:
+            tokens = len(self._drafter.tokenizer.encode(text))
+            return CompressedText(text, ((0, len(raw)),), tokens, tokens, 0.0, WHOLE)
         result = self.shorten([TranscriptText("user", text, open=True)], question, keep_ratio=keep_ratio)
         short = result.texts[0]
         return CompressedText(short.text, short.kept_ranges, short.tokens, short.kept_tokens, result.seconds)
@@ -230,9 +244,7 @@ class Compressor:
         options = self.options if keep_ratio is None else replace(self.options, keep_ratio=keep_ratio)
         layout = TranscriptLayout.of(texts, question)
         trace = Trace()
-        drafter = self.pipeline.drafter
-        assert drafter is not None
-        drafted = layout.prompt.tokenise(drafter.tokenizer)
+        drafted = layout.prompt.tokenise(self._drafter.tokenizer)
         fixed = drafted.mask("protected")
         prepared: Future[object] | None = None
         if any(text.open for text in texts) and not fixed.all():
@@ -272,8 +284,7 @@ class Compressor:
         if memory is not None and 2 * common > len(memory.ids):
             self._memories.remove(memory)
         else:
-            assert self.pipeline.drafter is not None
-            keys = DrafterMemory(self.pipeline.drafter, layers, self.memory.keys, self.memory.snapshots)
+            keys = DrafterMemory(self._drafter, layers, self.memory.keys, self.memory.snapshots)
             memory = _TranscriptKeys(keys)
         self._memories = [*self._memories, memory][-MEMORIES:]  # the most recently used ones
         return memory
@@ -293,11 +304,13 @@ class Compressor:
 class TranscriptLayout:
     """A transcript as the drafter reads it: the texts, with blank lines between them, and the question.
 
-    `places`: byte range of each text in the prompt.
+    `places`: byte range of each text in the prompt; `raw`: the same text as it came. In the prompt a lone CR is LF, so
+    that it ends a line; both have one byte.
     """
 
     texts: tuple[TranscriptText, ...]
     places: Ranges
+    raw: bytes
     prompt: Prompt
 
     @classmethod
@@ -305,13 +318,17 @@ class TranscriptLayout:
         """Join the texts; everything but those that are open is protected."""
         raw, places, spans, segments = bytearray(), list[tuple[int, int]](), list[Span](), list[Segment]()
         for index, text in enumerate(texts):
-            start, end = len(raw), len(raw) + len(text.text.encode())
-            raw += (text.text + GAP).encode()
+            own = text.text.encode()
+            start, end = len(raw), len(raw) + len(own)
+            raw += own + GAP.encode()
             places.append((start, end))
-            segments.append(Segment(text.kind, start, end, index))
-            if not text.open:
-                spans.append(Span("protected", start, end))
-            spans.append(Span("protected", end, len(raw)))
+            segment = Segment(text.kind, start, end, index)
+            if text.open and (content := scalar_content(own)) is not None:  # the quotes of a JSON string stay
+                low, high = start + content.start, start + content.stop
+                segment = replace(segment, start=low, end=high, quoted=True)
+                spans += [Span("protected", start, low), Span("protected", high, end)]
+            segments.append(segment)
+            spans.append(Span("protected", end if text.open else start, len(raw)))
         question = question.strip() or last_paragraph(texts)
         start = len(raw)
         raw += (question + "\n").encode()
@@ -319,7 +336,8 @@ class TranscriptLayout:
         spans += [Span("protected", start, len(raw)), Span("question", start, end), Span("plain", 0, end)]
         spans = [span for span in spans if span.start < span.end]
         segments = [segment for segment in segments if segment.start < segment.end]
-        return cls(tuple(texts), tuple(places), Prompt(raw.decode(), tuple(spans), segments=tuple(segments)))
+        prompt = Prompt(LONE_CR.sub("\n", raw.decode()), tuple(spans), segments=tuple(segments))
+        return cls(tuple(texts), tuple(places), bytes(raw), prompt)
 
     @cached_property
     def omitted(self) -> Omitted:
@@ -337,7 +355,7 @@ class TranscriptLayout:
         first = bisect_right(drafted.bytes[:, 1], start)
         stop = max(bisect_left(drafted.bytes[:, 0], end), first)
         tokens = first + np.flatnonzero(selection.selected[first:stop])
-        raw, cut = self.omitted.raw, selection.byte_ranges
+        raw, cut = self.raw, selection.byte_ranges
         # Tokens that are read in part come with the ranges of the parts, in the place of their own.
         partly = np.isin(tokens, list(cut))
         parts = [part for token in tokens[partly].tolist() for part in cut[token]]
@@ -371,7 +389,7 @@ class TranscriptLayout:
 
     def passages(self, drafted: TokenisedPrompt, runs: Sequence[OmittedRun]) -> tuple[str, ...]:
         """Return the text of runs of tokens; runs that are joined become one passage."""
-        raw, ranges = self.omitted.raw, list[tuple[int, int]]()
+        raw, ranges = self.raw, list[tuple[int, int]]()
         edges: Ints = drafted.bytes
         for run in runs:
             low, high = int(edges[run.start, 0]), int(edges[run.end - 1, 1])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sp.errors import ConfigError, DeviceError
 from sp.kernels import device_errors, import_cupy
-from sp.kernels.device import current_device, device_count, import_nccl, nccl_version
+from sp.kernels.device import current_device, device_count, import_nccl, nccl_version, pick_device
 from sp.kernels.jit import before_loading
 from sp.kernels.workspace import from_a_pool
 from sp.parallel.cpu_affinity import SharedCpu
@@ -165,13 +165,18 @@ def _abort(communicator: Any) -> None:
         communicator.abort()
 
 
-def group_of(gpus: int, where: str, option: str = "--gpus") -> NcclGroup | None:
-    """Return a group of the first `gpus` GPUs, or None for one. `option`: the command-line option that sets the
-    number, for the error. ConfigError on the CPU, DeviceError if there are fewer GPUs or no NCCL."""
+def group_of(gpus: int, device: str, option: str = "--gpus") -> NcclGroup | None:
+    """Return a group of the first `gpus` GPUs, or None for one. `device`: as for `pick_device`; `option`: the
+    command-line option that sets the number, for the error. ConfigError on the CPU, DeviceError if there are fewer GPUs
+    or no NCCL."""
     if gpus == 1:
         return None
-    if where == "cpu":
+    if device == "cpu":
         raise ConfigError(f"{option} needs GPUs; omit it with --device cpu")
+    if pick_device(device) == "cpu":
+        raise ConfigError(
+            f"{option} is {gpus}, but this machine has no GPU that kernels run on; omit {option}, or see sp doctor"
+        )
     return NcclGroup(tuple(range(gpus)))
 
 

@@ -26,7 +26,7 @@ from sp.serve.anthropic.routes import MessagesEndpoints, guarded
 from sp.serve.fair_queue import QueueKey, queue_key_of
 from sp.serve.fields import RequestError
 from sp.serve.guard import Guard, access_middleware
-from sp.serve.http import EXPOSITION, HEADERS, Bodies, ClientLimits, chat_page
+from sp.serve.http import EXPOSITION, HEADERS, SMALL_BODY, Bodies, ClientLimits, chat_page
 from sp.serve.options import Defaults
 from sp.serve.protocol import CompletionJob, Kind, parse_json, parse_request
 from sp.serve.responses.reply import ResponseReply
@@ -152,7 +152,6 @@ class Reply:
 log = logging.getLogger("sp.serve")
 
 EndpointKind = Kind | Literal["response"]  # kinds of requests by endpoint
-SMALL_BODY = 1 << 14  # bytes; larger bodies are parsed in another thread
 
 
 @dataclass

@@ -29,6 +29,7 @@ from sp.serve.connections import LoopErrors, TimedProtocol
 from sp.serve.fields import RequestError
 
 AT_ONCE = 16  # bodies of the largest size that may be in memory together
+SMALL_BODY = 1 << 14  # bytes; larger bodies are parsed in another thread
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from sp.errors import plain
 from sp.serve.anthropic.reply import refusal
-from sp.serve.app import SMALL_BODY
 from sp.serve.fields import RequestError
 from sp.serve.guard import Guard, access_middleware
-from sp.serve.http import EXPOSITION, HEADER, Bodies, ClientLimits
+from sp.serve.http import EXPOSITION, HEADER, SMALL_BODY, Bodies, ClientLimits
 from sp.serve.protocol import parse_json
 from sp.serve.replica import PASSED, Message, ReplicaCall
 from sp.serve.streams import disconnected, event

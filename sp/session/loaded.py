@@ -346,7 +346,7 @@ def longest(context: int) -> int:
 OF_ONE_GPU = "--vram limits the memory of a single GPU; omit it, or --gpus and --target-gpus"
 
 
-def sharing(gpus: int, target_gpus: int | None, where: Device, vram: int | None) -> NcclGroup | None:
+def sharing(gpus: int, target_gpus: int | None, device: str, vram: int | None) -> NcclGroup | None:
     """Return the GPUs that share a target, for `load`: by default as many as draft; None for one.
 
     ConfigError with a budget of memory, or on the CPU; DeviceError if there are fewer GPUs, or no NCCL.
@@ -354,7 +354,7 @@ def sharing(gpus: int, target_gpus: int | None, where: Device, vram: int | None)
     count = gpus if target_gpus is None else target_gpus
     if vram is not None and max(gpus, count) > 1:
         raise ConfigError(OF_ONE_GPU)
-    return group_of(count, where, "--gpus" if target_gpus is None else "--target-gpus")
+    return group_of(count, device, "--gpus" if target_gpus is None else "--target-gpus")
 
 
 def default_drafter(target: str | Path | None, scorers: Iterable[type[Scorer]] | None = None) -> Path:

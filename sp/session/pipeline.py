@@ -102,7 +102,7 @@ class Pipeline(ModelPair):
         check_keywords("open", options, [*known, *places, "scorers", "reporter"])
         own = {name: options.pop(name) for name in places if name in options}
         place, models = PlaceOptions(**own), ModelOptions(target, drafter, **options)  # type: ignore[arg-type]
-        group = sharing(place.gpus, place.target_gpus, pick_device(place.device), place.vram)
+        group = sharing(place.gpus, place.target_gpus, place.device, place.vram)
         target_options: dict[str, Any] = {
             "rope": models.target_rope,
             "room": place.vram,
@@ -163,7 +163,7 @@ class Pipeline(ModelPair):
             model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
             return loaded
 
-        group = group_of(gpus, where)
+        group = group_of(gpus, device)
         if where == "cpu":
             if vram is not None:
                 raise ConfigError("vram limits GPU memory, but the models run on the CPU; omit it")

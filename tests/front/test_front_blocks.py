@@ -78,6 +78,54 @@ def test_a_document_whose_characters_are_cited_stays(words: Compressor) -> None:
     assert History(words).shorten("messages", body, RULES).body == body
 
 
+PARTS = f"{story(2, 60)}\n\n{FACT}", story(3, 60)
+PICTURE = {"type": "image", "source": {"type": "url", "url": "https://x.example/y.png"}}
+CONTENTS = [
+    "\n".join(PARTS),
+    [{"type": "text", "text": PARTS[0]}, PICTURE, {"type": "text", "text": PARTS[1]}],
+]
+
+
+def document_of(content: Any, **more: Any) -> dict[str, Any]:
+    document = {"type": "document", "title": "T", "source": {"type": "content", "content": content}, **more}
+    return {"messages": [{"role": "user", "content": [document, {"type": "text", "text": QUESTION}]}]}
+
+
+def texts_of(body: dict[str, Any]) -> list[str]:
+    return [place.text for place in text_places("messages", body) if place.document]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_document_of_blocks_is_one_of_text(words: Compressor, content: Any) -> None:
+    body = document_of(content)
+    outcome = History(words).shorten("messages", body, RULES)
+    came, sent = texts_of(body), texts_of(outcome.body)
+    assert [len(text) > 1000 for text in came] == [True] * len(sent)
+    assert FACT in sent[0]
+    assert sum(map(len, sent)) < sum(map(len, came)) / 2
+    assert json.loads(with_strings(json.dumps(body), outcome.texts)) == outcome.body
+    plain = {"type": "document", "source": {"type": "text", "data": "".join(came)}}
+    with_text = {"messages": [{"role": "user", "content": [plain, {"type": "text", "text": QUESTION}]}]}
+    assert outcome.tokens == pytest.approx(History(words).shorten("messages", with_text, RULES).tokens, abs=4)
+    frame = frame_of(body, text_places("messages", body))
+    assert frame.pictures == (0 if isinstance(content, str) else 1)
+    assert sum(map(len, frame.parts)) < 500
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("more", [{"citations": {"enabled": True}}, MARK])
+def test_a_document_of_blocks_that_is_cited_or_marked_stays(words: Compressor, content: Any, more: Any) -> None:
+    body = document_of(content, **more)
+    outcome = History(words).shorten("messages", body, RULES)
+    assert outcome.body == body
+    assert outcome.tokens > 1000
+
+
+@pytest.mark.parametrize("content", [None, 3, [3, None, {"type": "text"}, {"type": "text", "text": 3}]])
+def test_a_document_of_another_shape_has_no_texts(content: Any) -> None:
+    assert not texts_of(document_of(content))
+
+
 OUTPUTS = [
     ({"type": "function_call_output", "output": "A"}, ["A"]),
     ({"type": "function_call_output", "output": [{"type": "input_text", "text": "A"}]}, ["A"]),
@@ -134,11 +182,13 @@ def test_nothing_is_learned_where_the_server_adds_text(words: Compressor, fields
     assert history.counted == ("tools" in fields)
 
 
-@pytest.mark.parametrize("depth", [100, 300, 430])
-def test_deep_nesting_passes(behind: Behind, words: Compressor, depth: int) -> None:
+@pytest.mark.parametrize("depth", [100, 200, 300, 430])
+@pytest.mark.parametrize("kind", ["tool_result", "document"])
+def test_deep_nesting_passes(behind: Behind, words: Compressor, depth: int, kind: str) -> None:
     nested: Any = "x"
-    for _ in range(depth):
-        nested = [{"type": "tool_result", "content": nested}]
+    for _ in range(depth if kind == "tool_result" else depth // 2):
+        source = {"source": {"type": "content", "content": nested}}
+        nested = [{"type": kind, **({"content": nested} if kind == "tool_result" else source)}]
     body = {"messages": [{"role": "user", "content": nested}, {"role": "user", "content": f"{story(1, 99)}\n\nWho?"}]}
     with before(behind.url, words) as (url, _):
         assert httpx.post(f"{url}/v1/messages", json=body, trust_env=False).status_code == 200

@@ -279,3 +279,23 @@ def test_marks_for_a_cache_on_system_and_newest_block_leave_the_rest_open(words:
         ]
     assert sizes[2][:2] == [*sizes[1][:1], sizes[2][1]]
     assert max(sizes[2][:2]) < len(story(0, 80)) / 2
+
+
+def test_a_json_string_stays_one_and_a_number_stays_whole(words: Compressor) -> None:
+    results = [json.dumps(story(4, 60)), "7" * 4000]
+    messages = [{"role": "user", "content": "What is the password?"}]
+    for number, result in enumerate(results):
+        said = {"role": "assistant", "content": f"I look at part {number}."}
+        messages += [said, {"role": "tool", "tool_call_id": f"c{number}", "content": result}]
+    messages += [
+        {"role": "assistant", "content": "Unknown."},
+        {"role": "user", "content": "Which room has the violin?"},
+    ]
+    outcome = History(words).shorten("chat", {"messages": messages}, RULES)
+    sent = [message["content"] for message in outcome.body["messages"] if message["role"] == "tool"]
+    assert len(json.loads(sent[0])) < len(json.loads(results[0])) / 2
+    assert sent[1] == results[1]
+    assert (outcome.shortened, outcome.decided) == (1, 1)
+    alone = History(words).shorten("chat", {"messages": [*messages[:1], *messages[3:]]}, RULES)
+    assert not alone.is_changed
+    assert "number" in alone.reason

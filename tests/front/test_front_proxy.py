@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
+from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +15,8 @@ from fronting import Behind, before
 from test_front_history import story
 
 from sp.errors import ConfigError
+from sp.front import proxy
+from sp.front.history import History
 from sp.front.rules import Rules
 from sp.front.shorten import Compressor
 from sp.front.upstream import upstream_of
@@ -103,7 +108,9 @@ def test_nothing_behind(words: Compressor, client: httpx.Client) -> None:
 
 
 WISHES = [
-    ({"keep_ratio": 0}, "above 0"),
+    ({"keep_ratio": 0}, "keep_ratio must be above 0 and at most 1, not 0"),
+    ({"keep_ratio": -1}, "keep_ratio must be above 0 and at most 1, not -1"),
+    ({"keep_ratio": 2}, "keep_ratio must be above 0 and at most 1, not 2"),
     ({"keep_ratio": "x"}, "sp: keep_ratio must be float"),
     ({"kepp": 1}, "unknown option of sp"),
     (3, "sp is 3; send an object"),
@@ -131,6 +138,36 @@ def test_what_cannot_fit_is_too_long(behind: Behind, words: Compressor, client: 
         reply = client.post(f"{url}/v1/chat/completions", json=body)
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert not behind.got
+
+
+def test_large_bodies_are_read_and_written_apart_from_the_loop(
+    behind: Behind, words: Compressor, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other requests wait for what runs on the loop, and a body of many small values takes seconds."""
+    loops = list[str]()
+
+    def told(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with suppress(RuntimeError):
+                asyncio.get_running_loop()
+                loops.append(function.__name__)
+            return function(*arguments)
+
+        return call
+
+    for name in ("_json_object", "with_strings", "without_member", "with_member"):
+        monkeypatch.setattr(f"sp.front.proxy.{name}", told(getattr(proxy, name)))
+    monkeypatch.setattr(History, "too_short", told(History.too_short))
+    numbers = list(range(20_000))
+    behind.reply = json.dumps({"usage": {"prompt_tokens": 7}, "logprobs": numbers}).encode()
+    with before(behind.url, words) as (url, _):
+        large = client.post(url + CHAT, json={**ASKS, "numbers": numbers, "sp": {"keep_ratio": 0.3}})
+        assert not loops
+        assert large.json()["usage"]["sp"]["shortened"] == 1
+        assert behind.body["numbers"] == numbers
+        assert len(behind.body["messages"][0]["content"]) < len(TEXT) / 2
+        client.post(url + CHAT, json=ASKS)
+        assert {"_json_object", "too_short", "with_strings"} == set(loops)  # of a small one: no thread to wait for
 
 
 def test_the_client_of_openai(behind: Behind, words: Compressor) -> None:

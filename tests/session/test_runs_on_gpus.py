@@ -86,3 +86,16 @@ def test_mistakes_are_one_line(alone: Pipeline) -> None:
         replicated(recurrent, HostGroup(2), lambda _: recurrent)
     done = invoke(["run", "--device", "cpu", "--gpus", "2"])
     assert str(done.exception) == "--gpus needs GPUs; omit it with --device cpu"
+
+
+@pytest.mark.parametrize("option", ["--gpus", "--target-gpus"])
+def test_a_machine_without_gpus_is_named_as_the_cause(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked for the CPU, so nothing may be said of --device cpu."""
+    monkeypatch.setattr("sp.kernels.device._has_driver", lambda: False)
+    told = f"{option} is 2, but this machine has no GPU that kernels run on; omit {option}, or see sp doctor"
+    for command in ("run", "serve"):
+        assert str(invoke([command, option, "2"]).exception) == told
+    if option == "--gpus":
+        embedded_drafter = str(embedded("drafter"))
+        for command in (["model", embedded_drafter], ["drafter", "-m", embedded_drafter]):
+            assert str(invoke(["bench", *command, option, "2"]).exception) == told

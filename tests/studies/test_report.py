@@ -20,7 +20,8 @@ from sp.studies.figures import looks
 from sp.studies.pages.report import write_report
 from sp.studies.plots.pareto import depth_rows, heat
 from sp.studies.sweep.cells import Table, kind_of
-from sp.studies.sweep.store import Store, session_line
+from sp.studies.sweep.comparable import provenance
+from sp.studies.sweep.store import Store, read_results, session_line
 from sp.studies.tables.report_tables import cells_csv
 
 
@@ -67,6 +68,27 @@ def test_the_page_says_what_the_rows_say(results: Path, tmp_path: Path) -> None:
     assert "abc123" in text
     assert "1 budget" in text
     assert "| tail | 0.0512 (20.0x) | 0.205 (20.0x) | 20 |" in text
+
+
+DRAFTING: dict[str, Any] = {"attention": "flashprefill", "alpha": 0.1, "density": None}
+ATTENTION: list[tuple[list[Any], str]] = [
+    ([{"name": "tail", **DRAFTING, "attention": "dense"}, {"name": "random"}], "dense"),
+    ([{"name": "tail", **DRAFTING}], "alpha 0.1"),
+    ([{"name": "tail", **DRAFTING, "density": 0.05}], "density 0.05"),
+    ([{"name": "tail", **DRAFTING, "blocks": "sqrt:64"}], "blocks sqrt:64"),
+    ([{"name": "tail", **DRAFTING, "attention": "auto"}], "auto (alpha 0.1 from 16,384 tokens on)"),
+    ([{"name": "tail", **DRAFTING}, {"name": "b", **DRAFTING, "attention": "dense"}], "alpha 0.1 (tail), dense (b)"),
+    ([{"name": "random"}, 3, {"name": "own", "attention": [], "alpha": {}}], "alpha {}"),
+    ([{"name": "random"}], ""),
+]
+
+
+@pytest.mark.parametrize(("scorers", "told"), ATTENTION)
+def test_how_sparsely_the_drafter_reads_is_among_the_sources(tmp_path: Path, scorers: list[Any], told: str) -> None:
+    with Store(tmp_path / "rows.jsonl", session_line("demo", "abc123", "cpu")) as store:
+        store.add("a", rows(), seconds=1.0, config={"cells": [{"scorer": scorer} for scorer in scorers]}, models={})
+    results = read_results([tmp_path / "rows.jsonl"]).checked()
+    assert dict(provenance(results)).get("attention while scoring", "") == told
 
 
 @pytest.mark.usefixtures("no_maps")

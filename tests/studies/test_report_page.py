@@ -55,6 +55,15 @@ def test_every_cell_is_a_row_that_sorts_by_its_value() -> None:
     assert not any(f">{name}<" in without for name in TIMES)
 
 
+def test_the_share_of_blocks_that_the_drafter_read_is_a_column() -> None:
+    sparse = [{**row, "drafter_density": 0.125} if row["scorer"] == "tail" else row for row in rows()]
+    body = study_page("Report", [Section("Report", sparse)]).partition('<table class="sorts"')[2]
+    lines = [re.findall(r'data-value="(.*?)">(.*?)</td>', row) for row in re.findall(r"<tr><td.*?</tr>", body)]
+    by_strategy = {line[0][0]: line[HEADS.index("blocks read")] for line in lines}
+    assert by_strategy["tail"] == ("0.125", "12.5%")
+    assert by_strategy["random"] == by_strategy["full prefill"] == ("", "")
+
+
 def test_what_rests_on_one_example_says_so() -> None:
     single = [row for row in rows() if row["example"].endswith("-0")]
     page = study_page("Report", [Section("Report", single)])

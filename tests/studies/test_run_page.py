@@ -59,3 +59,14 @@ def test_nothing_that_others_wrote_is_markup_and_nothing_is_fetched(pair: sp.Pip
     for _, attributes in seen.tags:
         assert not any(name.startswith("on") or name == "src" for name in attributes)
         assert str(attributes.get("href", "#")).startswith("#")
+
+
+@pytest.mark.parametrize(("rule", "told"), [("blocks:1", " % of the causal blocks read"), ("off", "dense")])
+def test_how_sparsely_the_drafter_read_is_there(pair: sp.Pipeline, tmp_path: Path, rule: str, told: str) -> None:
+    options = sp.RunOptions(compress="always", **{**OPTIONS, "scorer": f"tail[sparse={rule}]"})
+    prompt = sp.Prompt.from_document("The sky is blue. " * 400, "What is blue?", pair.target.template)
+    result = pair.run(prompt, options, full=False)
+    page = Read(run_report.write_files(result, pair, options, tmp_path / "out", {"sp": "0"})["report"].read_text()).text
+    said = page.partition("Attention of the drafter")[2].partition("Attention of the target")[0]
+    assert told in said
+    assert f"sparse='{rule}'" in page

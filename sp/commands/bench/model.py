@@ -80,7 +80,7 @@ def bench_model(
     where, matmul_precision = pick_device(device), read_precision(precision, "--precision")
     if kernels and gpus > 1:
         raise ConfigError("--kernels needs a single GPU; omit --gpus")
-    group = group_of(gpus, where)
+    group = group_of(gpus, device)
     with kernels_of(path, where)[1]:
         opened, name, load = open_model(file, synthetic, type_, where, matmul_precision, group)
     model, together = (opened, None) if group is None else (opened.models[0], opened.run)
@@ -297,7 +297,7 @@ def bench_drafter(
     drafts = [ScoringTrial(n, {"sparse": rule, **common}) for n in prompts for rule in sparse or ("off",)]
     where, matmul_precision = pick_device(device), read_precision(precision, "--precision")
     path_to_model = file or (embedded("drafter") if synthetic is None else None)
-    group = group_of(gpus, where)
+    group = group_of(gpus, device)
     with kernels_of(path, where)[1]:
         model, name, _ = open_model(path_to_model, synthetic, type_, where, matmul_precision)
         parallel = None

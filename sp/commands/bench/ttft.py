@@ -185,7 +185,7 @@ def open_timed_pair(
     shapes, drafter = synthetic, models.drafter
     if (shapes.synthetic_target, drafter, shapes.synthetic_drafter) == (None, None, None):
         drafter = default_drafter(models.target)
-    group = sharing(place.gpus, place.target_gpus, pick_device(place.device), budgets[0])
+    group = sharing(place.gpus, place.target_gpus, place.device, budgets[0])
     heavy: dict[str, Any] = {
         "precision": models.precision,
         "rope": models.target_rope,

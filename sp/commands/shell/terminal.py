@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shutil
 import stat
 import sys
@@ -93,13 +92,12 @@ def clock(seconds: float) -> str:
 
 STANDARD_INPUT = Path("-")
 MOST_BYTES = 256 << 20  # of a text: some 64 million tokens
-LONE_CR = re.compile(r"\r(?!\n)")  # the line end of old systems, which has as many bytes as LF
 
 
 def read_text(path: Path, option: str, *, piped: bool = False, keep_offsets: bool = False) -> str:
     """Read a UTF-8 text file that an option names; PromptError if it cannot be read.
 
-    Line ends become LF, so that a text is the same prompt wherever it was written. `keep_offsets`: CRLF stays, so that
+    Line ends become LF, so that a text is the same prompt wherever it was written. `keep_offsets`: they stay, so that
     results can refer to bytes of the file. `piped`: the name ``-`` stands for standard input.
     """
     if piped and path == STANDARD_INPUT:
@@ -123,9 +121,7 @@ def _decode(file: BinaryIO, name: str, option: str, keep_offsets: bool) -> str:
     if len(raw) > MOST_BYTES:
         raise PromptError(f"{name} has more than {MOST_BYTES >> 20} MiB; give {option} a shorter text")
     text = raw.decode("utf-8")
-    if keep_offsets:
-        return LONE_CR.sub("\n", text)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text if keep_offsets else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_input(option: str, keep_offsets: bool = False) -> str:

@@ -257,12 +257,16 @@ NOTES = {
 }  # keys of a report's lists of notes, with their titles
 
 
-def _details(report: dict[str, Any]) -> Iterator[str]:
+def _attention(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for role in ("drafter", "target"):
         density = report[f"{role}_density"]
         if density is not None:
             rule = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
-            yield f"[b]Attention of the {role}[/b]  {rule}"
+            yield f"Attention of the {role}", rule
+
+
+def _details(report: dict[str, Any]) -> Iterator[str]:
+    yield from (f"[b]{name}[/b]  {rule}" for name, rule in _attention(report))
     yield f"[b]Peak memory[/b]  {report['peak_bytes'] / 2**20:.0f} MiB"
     yield from memory_lines(report["residency"])
 
@@ -325,8 +329,7 @@ def _figures(report: Mapping[str, Any]) -> Html:
         figures.append(("Needle kept", f"{100 * report['needle_recall']:.0f} % of its tokens"))
     if report["acceptance_length"] is not None:
         figures.append(("Decoding", f"{report['acceptance_length']:.2f} tokens per pass of the target"))
-    figures.append(("Peak memory", f"{report['peak_bytes'] / 2**20:,.0f} MiB"))
-    return facts(figures)
+    return facts([*figures, *_attention(report), ("Peak memory", f"{report['peak_bytes'] / 2**20:,.0f} MiB")])
 
 
 def _tokens(heated: HeatMap, result: RunResult) -> Sequence[Html]:

@@ -228,7 +228,7 @@ def needle_maps(table: Table, keep: float, draw: Callable[[Figure, str, str], st
 
 HEADS = (
     "strategy", "task", "tokens", "keep", "n", "right %", "95 %", "to full", "needle kept", "evidence kept",
-    "kept tokens", "first token (s)", "x",
+    "kept tokens", "blocks read", "first token (s)", "x",
 )  # fmt: skip
 TIMES = HEADS[-2:]
 WORDS = frozenset({"task"})
@@ -237,7 +237,8 @@ BY = {"task": "By task", "tokens_asked": "By prompt tokens"}
 READING_HELP = (
     "Right answers in per cent with Wilson 95 % intervals; differences to the full prefill of the same examples in "
     "points, with paired bootstrap 95 % intervals. The dashed line is the full prefill. Controls read no model; "
-    "oracles know the evidence or the answer. Both are references only."
+    "oracles know the evidence or the answer. Both are references only. Blocks read are the share of the attention "
+    "blocks that the drafter read, empty where it read all."
 )
 
 
@@ -385,6 +386,7 @@ def _cells(caption: str, cells: dict[tuple[Any, ...], Group], times: bool) -> Ht
             _measured(group.mean("needle_recall"), "{:.0%}"),
             _measured(group.mean("given_kept"), "{:.0%}"),
             _measured(group.mean("kept_tokens"), "{:,.0f}"),
+            _measured(group.mean("drafter_density"), "{:.1%}"),
             _measured(group.median("ttft_s"), "{:.3g}"),
             _measured(group.speedup(), "{:.1f}"),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sp.scoring.base import AUTO, SPARSE_TOKENS
 from sp.studies.sweep.store import Row, SweepResults, session_facts
 from sp.studies.sweep.sweep import config_hash
 
@@ -49,8 +50,32 @@ def _cell_sets(results: SweepResults) -> dict[str, str]:
     return sets
 
 
+def attention_rules(results: SweepResults) -> str:
+    """Describe which key blocks were read while scoring, as options of the stored scorers; empty if none reads.
+
+    A stored value may be anything, and is written as it is.
+    """
+    scorers_by_rule: dict[str, set[str]] = {}
+    for run in results.runs.values():
+        for cell in run["config"]["cells"]:
+            scorer = cell.get("scorer") if isinstance(cell, dict) else None
+            if isinstance(scorer, dict) and "attention" in scorer:
+                scorers_by_rule.setdefault(_rule(scorer), set()).add(str(scorer.get("name")))
+    if len(scorers_by_rule) == 1:
+        return next(iter(scorers_by_rule))
+    return ", ".join(f"{rule} ({', '.join(sorted(names))})" for rule, names in scorers_by_rule.items())
+
+
+def _rule(scorer: dict[str, Any]) -> str:
+    if scorer["attention"] == "auto":
+        return f"auto ({AUTO.replace(':', ' ')} from {SPARSE_TOKENS:,} tokens on)"
+    # Dense attention is stored with an alpha, too.
+    names = () if scorer["attention"] == "dense" else ("blocks", "density", "alpha")
+    return next((f"{name} {scorer[name]}" for name in names if scorer.get(name) is not None), "dense")
+
+
 def provenance(results: SweepResults) -> list[tuple[str, str]]:
-    """Describe where the rows come from as names and values: machines, commits, models, runs."""
+    """Describe where the rows come from as names and values: machines, commits, models, sparse attention, runs."""
     # Only sessions that finished a run: others have no rows.
     used = {run["session"] for run in results.runs.values()}
     facts = session_facts([session for name, session in results.sessions.items() if name in used])
@@ -61,6 +86,7 @@ def provenance(results: SweepResults) -> list[tuple[str, str]]:
     }
     descriptions = [f"{role} {file} (sha256 {digest})" for role, file, digest in sorted(models, reverse=True)]
     rows = [*facts.items(), *([("model", ", ".join(descriptions))] if descriptions else [])]
+    rows += [("attention while scoring", rules)] if (rules := attention_rules(results)) else []
     rows.append(("runs", f"{len(results.runs):,} finished, {len(results.failed):,} failed"))
     skipped = [row for row in results.all_rows() if row["status"] != "ok"]
     if skipped:
