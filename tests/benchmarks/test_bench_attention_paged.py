@@ -90,7 +90,8 @@ def test_few_queries(benchmark, d, kv, n, tokens):
     total = cupy.array([tokens], cupy.int32)
     q, at = queries(n, d), PagedKV(k, v, table, tokens, fmt, fmt is Q4_0, total=total)
     wide = cupy.full((n, HEADS[d][0], 2 * d), 0x3F80, cupy.uint16)
-    sources = ("attention_decode.cu",) if n == 1 else ("attention_split.cu", "attention_combine.cu")
+    decoding = n == 1 and kv != "F16"
+    sources = ("attention_decode.cu" if decoding else "attention_split.cu", "attention_combine.cu")
     measure(
         benchmark,
         "attention_few",

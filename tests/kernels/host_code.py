@@ -30,6 +30,7 @@ CALLS = {
     "cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;": "copy_some({0}, {1}, {2}, {3});",
     "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;": "cp_async_16({0}, {1}, {2});",
     "mov.b32 %0, 0x64006400;": "{0} = 0x64006400;",
+    "mov.b32 %0, %1;": "{0} = {1};",
 }
 """Statements of PTX inside functions that do more, and what host_pairs.h has for them."""
 GIVEN_HERE = ("wgmma_bytes.cuh", "wgmma_f16.cuh")

@@ -13,6 +13,8 @@ inline unsigned h2_mul(unsigned a, unsigned b) { return each_f16([&](int at) { r
 inline unsigned h2_fma(unsigned a, unsigned b, unsigned c) {
     return each_f16([&](int at) { return f16_of(a, at) * f16_of(b, at) + f16_of(c, at); });
 }
+inline unsigned masked(unsigned w, unsigned mask, unsigned bits) { return (w & mask) | bits; }
+inline unsigned half_twice(unsigned word, int half) { return (half ? word >> 16 : word & 0xffffu) * 0x00010001u; }
 
 inline void on_words(unsigned at, unsigned bytes) {
     if (at % bytes) abort();

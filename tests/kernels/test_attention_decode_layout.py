@@ -11,19 +11,23 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 from host_code import aligned, hosted, pointer
+from test_attention_split_layout import COMBINE
+from test_attention_split_layout import kernel as combine
 
-from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, state_floats, variant
+from sp.kernels.specs.attention.attention_decode import ATTENTION_DECODE, GROUP_ROWS, variant
 from sp.kernels.specs.attention.page_rows import PAIRS
 from sp.ops.attention.attention import attention
 from sp.ops.attention.key_basis import KeyBasis
 from sp.ops.attention.kv_pages import DEVICE_PAGES, PagedKV
+from sp.ops.attention.masked_attention import masked_attention
+from sp.ops.attention.score_rule import ScoreRule
+from sp.ops.attention.tree_attention import visible
 from sp.ops.hadamard import hadamard
-from sp.quant.cached import K5
+from sp.quant.cached import K4, K5, V4
 
-FORMATS = {number: fmt for fmt, number in DEVICE_PAGES.items()}
+FORMATS = {number: fmt for fmt, number in DEVICE_PAGES.items() if fmt is not K4} | {14: V4}
 KV_HEADS = 2
 BEFORE = """
-inline unsigned masked(unsigned w, unsigned mask, unsigned magic) { return (w & mask) | magic; }
 inline unsigned low_codes(unsigned w, unsigned magic) { return h2_sub(masked(w, 0x000f000fu, magic), 0x64086408u); }
 inline unsigned high_codes(unsigned w, unsigned magic) {
     return h2_fma(masked(w, 0x00f000f0u, magic), 0x2c002c00u, 0xd480d480u);
@@ -38,26 +42,18 @@ inline unsigned transpose(unsigned matrix) {  // as movmatrix does: lane 4 r + c
     }
     return out;
 }
-inline unsigned atomicInc(unsigned* at, unsigned most) {
-    const unsigned before = *at;
-    *at = before >= most ? 0 : before + 1;
-    return before;
-}
-inline void __threadfence() {}
 """
 DRIVER = """
-extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32 tokens, const u16* wide, u16* out,
-                    f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale, int splits, int across,
-                    int all_parts) {
+extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32 tokens, const u64* seen,
+                    u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale, int splits, int groups) {
     int outside = 0;  // bytes of shared memory written that a launch does not ask for
-    gridDim = {unsigned(splits), unsigned(kv_heads), unsigned(across)};
+    gridDim = {unsigned(splits), unsigned(kv_heads), unsigned(groups)};
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
                 memset(memory, 0xff, sizeof memory);
                 run_block(32 * WARPS, [=] {
-                    attention_decode(q, k, v, table, nullptr, tokens, wide, out, partial, counters, n, heads, kv_heads,
-                                     scale, all_parts);
+                    attention_decode(q, k, v, table, nullptr, tokens, seen, partial, states, n, heads, kv_heads, scale);
                 });
                 for (size_t i = SMEM; i < sizeof memory; ++i) outside += memory[i] != 0xff;
             }
@@ -81,16 +77,19 @@ def kernel(defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     return hosted("attention_decode.cu", DRIVER, Path(mkdtemp()) / "decode", before=BEFORE, **dict(defines))
 
 
-def cases() -> list[tuple[int, tuple[int, int], int, int]]:
-    """Head size, formats, queries, tokens: every pair with one size, the others with some."""
-    pairs = [*PAIRS, (5, 8), (5, 16), (16, 14), (8, 14), (4, 8)]
-    found = [(128, pair, 1, 700) for pair in pairs]
-    found += [(d, pair, 3, 333) for d in (64, 256) for pair in ((16, 16), (4, 4), (5, 14), (8, 8))]
-    return [*found, (64, (5, 14), 1, 1), (64, (5, 14), 5, 5), (64, (8, 4), 1, 129)]
+def cases() -> list[tuple[int, tuple[int, int], int, int, bool]]:
+    """Head size, formats, queries, tokens, shared memory: every pair with one size, the others with some."""
+    pairs = [*PAIRS[1:], (5, 8), (5, 16), (16, 14), (8, 14), (4, 8)]
+    found = [(128, pair, 1, 700, False) for pair in pairs]
+    found += [(d, pair, 3, 333, True) for d in (64, 256) for pair in ((16, 4), (4, 4), (5, 14), (8, 8))]
+    found += [(128, (5, 14), 5, 900, True), (256, (4, 4), 1, 900, True), (64, (14, 14), 10, 300, True)]
+    found += [(256, (5, 14), 6, 70, False), (128, (8, 8), 10, 200, True)]
+    return [*found, (64, (5, 14), 1, 1, True), (64, (5, 14), 5, 5, False), (64, (8, 4), 1, 129, False)]
 
 
-@pytest.mark.parametrize(("d", "formats", "n", "tokens"), cases(), ids=str)
-def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tokens: int) -> None:
+@pytest.mark.parametrize(("d", "formats", "n", "tokens", "roomy"), cases(), ids=str)
+def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tokens: int, roomy: bool) -> None:
+    tree = n > 3
     rng, heads, splits = np.random.default_rng([d, n, *formats]), 3 * KV_HEADS, 3
     fmts, rotated, blocks = [FORMATS[number] for number in formats], formats != (16, 16), -(-tokens // 128)
     table = aligned(rng.permutation(blocks + 1)[:blocks].astype(np.int32))
@@ -102,22 +101,31 @@ def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tok
     gate = rng.standard_normal((n, heads, 2, d)).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     wide, out = aligned((gate >> 16).astype(np.uint16)), aligned(np.zeros((n, heads, d), np.uint16))
 
-    defines = variant(d, formats, 3 * n, rotated, True)
+    defines = variant(d, formats, 3 * n, roomy)
     defines["SMEM"] = ATTENTION_DECODE.shared_bytes(defines)
-    across = -(-3 * n // (8 * defines["TILES"]))
-    partial = aligned(np.full(splits * KV_HEADS * across * state_floats(defines), np.nan, np.float32))
-    counters = aligned(np.zeros(64, np.uint32))
+    groups = -(-3 * n // GROUP_ROWS)
+    held = groups * GROUP_ROWS
+    partial = aligned(np.full((KV_HEADS, splits, held, d), 0xFFFF, np.uint16))
+    states = aligned(np.full((KV_HEADS, splits, held, 2), np.nan, np.float32))
+    last = np.uint64(1) << np.arange(n, dtype=np.uint64)
+    seen = aligned((rng.integers(0, 1 << n, n).astype(np.uint64) & (last - np.uint64(1))) | last)
+    sizes = [ctypes.c_int(size) for size in (n, heads, KV_HEADS)]
     outside = kernel(tuple(defines.items())).run(
-        *map(pointer, (q, *pages, table)), tokens, *map(pointer, (wide, out, partial, counters)), n, heads, KV_HEADS,
-        ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, across, 0,
+        *map(pointer, (q, *pages, table)), tokens, pointer(seen) if tree else None, *map(pointer, (partial, states)),
+        *sizes, ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, groups,
     )  # fmt: skip
     assert outside == 0
+    combining = {"HEAD_DIM": d, "ROTATE": int(rotated), "FINISH": 1, "SINKS": 0}
+    combine("attention_combine.cu", COMBINE, tuple(combining.items())).run(
+        *map(pointer, (partial, states, wide, out)), tokens, 0, splits, held, *sizes, None
+    )
     k, v = (stored.astype(np.float64) for stored in replace(at, tokens=tokens).gather())
     want = attention(q.astype(np.float64), k, v)
+    if tree:
+        want = masked_attention(q.astype(np.float64), k, v, visible(seen, tokens), ScoreRule())
     want = (hadamard(want, 64) if rotated else want) / (1 + np.exp(-gate.view(np.float32)[:, :, 1].astype(np.float64)))
     got = (out.astype(np.uint32) << 16).view(np.float32)
     assert np.square(got - want).mean() / np.square(want).mean() < 2e-5
-    assert not counters.any(), "as the next launch wants them"
 
 
 def conflicts(addresses: np.ndarray) -> int:

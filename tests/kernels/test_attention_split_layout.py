@@ -46,10 +46,10 @@ extern "C" int run(const u16* q, const u8* k, const u8* v, const i32* table, i32
 }
 """
 COMBINE = """
-extern "C" void run(const u16* partial, const f32* states, u16* out, i32 tokens, i32 window, i32 splits, i32 rows,
-                    i32 n, i32 heads, i32 kv_heads, const i32* reach) {
+extern "C" void run(const u16* partial, const f32* states, const u16* wide, u16* out, i32 tokens, i32 window,
+                    i32 splits, i32 rows, i32 n, i32 heads, i32 kv_heads, const i32* reach) {
     run_blocks(n * heads, 32 * WARPS, [=] {
-        attention_combine(partial, states, nullptr, out, nullptr, 0, nullptr, tokens, window, splits, rows, n, heads,
+        attention_combine(partial, states, wide, out, nullptr, 0, nullptr, tokens, window, splits, rows, n, heads,
                           kv_heads, nullptr, reach);
     });
 }
@@ -85,7 +85,7 @@ def attended(
     assert outside == 0
     combining = {"HEAD_DIM": D, "ROTATE": int(rotated), "FINISH": int(rotated), "SINKS": 0}
     kernel("attention_combine.cu", COMBINE, tuple(combining.items())).run(
-        *map(pointer, (partial, states, out)), tokens, window, splits, held, *sizes, reach
+        *map(pointer, (partial, states)), None, pointer(out), tokens, window, splits, held, *sizes, reach
     )
     return (out.astype(np.uint32) << 16).view(np.float32)
 

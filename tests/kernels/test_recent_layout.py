@@ -25,7 +25,7 @@ from sp.ops.hadamard import hadamard
 from sp.quant.cached import K4, V4
 
 KV_HEADS, SPLITS = 2, 3
-LENGTHS = [(1, 1), (3, 3), (1, 64), (1, 65), (1, 66), (2, 80), (1, 129), (3, 300), (1, 700)]
+LENGTHS = [(1, 1), (3, 3), (1, 64), (1, 65), (1, 66), (2, 80), (1, 129), (3, 300), (1, 700), (9, 200)]
 """Queries, and tokens with theirs: none is packed, few are, or most."""
 
 
@@ -50,7 +50,7 @@ def case(rng: np.random.Generator, n: int, tokens: int, d: int) -> tuple[PagedKV
 
 def close(out: np.ndarray, want: np.ndarray) -> None:
     got = (out.astype(np.uint32) << 16).view(np.float32)
-    assert np.square(got - want).mean() / np.square(want).mean() < 2e-5
+    assert np.square(got - want).mean() / np.square(want).mean() < 3e-5  # levels, weights and parts are float16
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])
@@ -59,29 +59,31 @@ def test_decode_sums_packed_and_exact_rows(n: int, tokens: int, d: int) -> None:
     rng, heads = np.random.default_rng([d, n, tokens]), 3 * KV_HEADS
     at, q = case(rng, n, tokens, d)
     assert at.recent is not None
-    out, gate = aligned(np.zeros((n, heads, d), np.uint16)), np.zeros((n, heads, 2, d), np.uint16)
-    wide, counters = aligned(gate), aligned(np.zeros(64, np.uint32))
-    ring, packed = (
-        attention_decode.ring_variant(d, 3 * n),
-        attention_decode.variant(d, RECENT, 3 * n, True, True, recent=True),
-    )
-    across, parts = -(-3 * n // (8 * packed["TILES"])), SPLITS + 1
-    partial = aligned(np.full(parts * KV_HEADS * across * attention_decode.state_floats(packed), np.nan, np.float32))
+    out, sizes = aligned(np.zeros((n, heads, d), np.uint16)), [ctypes.c_int(size) for size in (n, heads, KV_HEADS)]
+    packed = attention_decode.variant(d, RECENT, 3 * n, recent=True)
+    ring = attention_split.ring_variant(attention_split.variant(d, RECENT, 3 * n)) | {"SOFTCAP": 0}
+    parts, scale = SPLITS + 1, ctypes.c_float(float(np.log2(np.e) * d**-0.5))
+    held = -(-3 * n // 16) * 16
+    partial = aligned(np.full((KV_HEADS, parts, held, d), 0xFFFF, np.uint16))
+    states = aligned(np.full((KV_HEADS, parts, held, 2), np.nan, np.float32))
     tables = aligned(at.recent.tables[1].astype(np.int32)), aligned(at.table.astype(np.int32))
-    launches = (
-        (ring, (at.recent.k, at.recent.v, tables[0]), 1),
-        (packed, (at.k, at.v, tables[1]), SPLITS),
+    ring["SMEM"] = attention_split.ATTENTION_SPLIT.shared_bytes(ring)
+    packed["SMEM"] = attention_decode.ATTENTION_DECODE.shared_bytes(packed)
+    outside = split_kernel("attention_split.cu", SPLIT, tuple(ring.items())).run(
+        *map(pointer, (q, at.recent.k, at.recent.v, tables[0])), len(tables[0]), tokens, None, 0,
+        *map(pointer, (partial, states)), *sizes, scale, None, 1, 1, parts,
+    )  # fmt: skip
+    outside += decode_kernel(tuple(packed.items())).run(
+        *map(pointer, (q, at.k, at.v, tables[1])), tokens, None, *map(pointer, (partial, states)), *sizes, scale,
+        SPLITS, held // 16,
+    )  # fmt: skip
+    assert outside == 0
+    combining = {"HEAD_DIM": d, "ROTATE": 1, "FINISH": 1, "SINKS": 0, "RECENT": 1}
+    split_kernel("attention_combine.cu", COMBINE, tuple(combining.items())).run(
+        *map(pointer, (partial, states)), None, pointer(out), tokens, 0, parts, held, *sizes, None
     )
-    for defines, arrays, splits in launches:
-        defines["SMEM"] = attention_decode.ATTENTION_DECODE.shared_bytes(defines)
-        outside = decode_kernel(tuple(defines.items())).run(
-            *map(pointer, (q, *arrays)), tokens, *map(pointer, (wide, out, partial, counters)), n, heads, KV_HEADS,
-            ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, across, parts,
-        )  # fmt: skip
-        assert outside == 0
     want = attention(q.astype(np.float64), *(rows.astype(np.float64) for rows in at.gather()))
-    close(out, hadamard(want, 64) / 2)
-    assert not counters.any(), "as the next launch wants them"
+    close(out, hadamard(want, 64))
 
 
 RULES = [
@@ -140,6 +142,6 @@ def split(at: PagedKV, q: np.ndarray, rule: ScoreRule, seen: np.ndarray | None =
     out = aligned(np.zeros((n, heads, d), np.uint16))
     combining = {"HEAD_DIM": d, "ROTATE": 1, "FINISH": 1, "SINKS": 0, "RECENT": 1}
     split_kernel("attention_combine.cu", COMBINE, tuple(combining.items())).run(
-        *map(pointer, (partial, states, out)), at.tokens, window, parts, held, *sizes, reach
+        *map(pointer, (partial, states)), None, pointer(out), at.tokens, window, parts, held, *sizes, reach
     )
     return out

@@ -20,7 +20,6 @@ from sp.ops.attention.score_rule import PLAIN, ScoreRule, soft_capped
 from sp.ops.hadamard import hadamard
 from sp.ops.threads import run_parallel
 from sp.quant import Math
-from sp.quant.cached import V4
 
 QUERY_ROWS = 1024  # most score rows of a tile: query tokens times the query heads that share a kv head
 TILE_SCORES = 1024 * 512  # most scores of a tile: 2 MiB, which stay in cache between the passes
@@ -125,7 +124,6 @@ def _query_tile(q: Floats, k: Floats, v: Floats, attended: Floats, hidden: Ints 
 
 
 FEW_QUERIES = 64  # small_m limit: most queries for the split-KV kernels, which read the cache's length on the device
-DECODE_ROWS = 16  # most query rows per kv head for the decode kernel among these
 BYTE_QUERIES = 2049
 """Fewest queries for which keys and values are quantised to int8 and fp8: it must pay off, and CUDA graphs, whose
 counts are on the device, have fewer."""
@@ -213,11 +211,11 @@ def _are_split(q: Any, rule: ScoreRule) -> bool:
 
 def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
     """Process as many queries at once as the split-KV kernels take, each run over the tokens before it and itself."""
-    q = at.queries(q)
-    if _are_few(q, rule):
-        return _few(q, at, rule, finish=finish, wide=wide)
     from sp.ops.attention.attention_split import split
 
+    q = at.queries(q)
+    if _are_few(q, rule):
+        return split(q, at, finish=finish, wide=wide, rule=rule)
     at = at if at.recent is None else at.unpacked()  # the ring has too few tokens
     n, out = len(q), import_cupy().empty(q.shape, np.uint16)
     most = FEW_QUERIES if rule.window is None or rule.reach is not None else min(rule.window, FEW_QUERIES)
@@ -226,18 +224,6 @@ def _by_runs(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide
         how: dict[str, Any] = {"finish": finish, "wide": None if wide is None else wide[run]}
         split(q[run], at, rule=rule.of_run(run), behind=n - run.stop, out=out[run], **how)
     return out
-
-
-def _few(q: Any, at: PagedKV, rule: ScoreRule, *, finish: bool = False, wide: Any = None) -> Any:
-    few_rows = len(q) * q.shape[1] <= DECODE_ROWS * at.kv_heads and q.shape[2] in NARROW_DIMS
-    # the decode kernel sums exact rows with those of V4 only
-    if rule.is_plain and few_rows and (at.recent is None or at.of_values is V4):
-        from sp.ops.attention.attention_decode import decode
-
-        return decode(q, at, finish=finish, wide=wide)
-    from sp.ops.attention.attention_split import split
-
-    return split(q, at, finish=finish, wide=wide, rule=rule)
 
 
 def gate_output(out: Floats, wide: Floats | None, unrotate: bool) -> Floats:

@@ -1,4 +1,4 @@
-"""Attention of some tens of queries over a long paged cache on the device, split over the cache (split-KV)."""
+"""Attention of up to some tens of queries over a long paged cache on the device, split over the cache (split-KV)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from sp.kernels import import_cupy
-from sp.kernels.device import current_device, multiprocessors, shared_bytes_per_multiprocessor
+from sp.kernels.device import (
+    current_device,
+    multiprocessors,
+    shared_bytes_per_block,
+    shared_bytes_per_multiprocessor,
+)
+from sp.kernels.specs.attention import attention_decode
 from sp.kernels.specs.attention.attention_split import (
     ATTENTION_COMBINE,
     ATTENTION_SPLIT,
@@ -17,7 +23,7 @@ from sp.kernels.specs.attention.attention_split import (
     ring_variant,
     variant,
 )
-from sp.ops.attention.attention_decode import is_roomy
+from sp.kernels.specs.attention.page_rows import is_packed
 from sp.ops.attention.kv_pages import PAGE_TOKENS, PagedKV, rows_formats, split_count
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.input_tiles import InputTiles
@@ -35,30 +41,57 @@ def split(
     behind: int = 0,
     out: Any = None,
 ) -> Any:
-    """Compute attention of the last `n` tokens of `at`, in two launches whose grids do not depend on their number.
+    """Compute attention of the last `n` tokens of `at`, in launches whose grids do not depend on their number: all
+    query rows of a KV head share its keys, and what the splits find is summed in the last launch.
 
-    For more query rows than `sp.ops.attention.attention_decode.decode` takes at once, and for masks: all rows of a kv
-    head share its keys, 64 at a time. Parameters and result are that function's. With `seen` or a window, the NumPy
-    reference is `sp.ops.attention.tree_attention`.
+    The NumPy reference is `sp.ops.attention.attention.attention_output`, and `paged_attention` without `finish`; with
+    `seen` or a window `sp.ops.attention.tree_attention`.
 
-    `seen`: cupy uint64 (n,), optional, bit mask of the last n tokens that each query sees; by default itself and those
-    before it; `rule`: see `sp.ops.attention.tree_attention`; `tiles`: InputTiles (n, heads * d), optional, receives the
-    result instead of a BF16 array, and is returned; `behind`: tokens of `at` after the query tokens; `out`: receives
-    the result, in place of a new array.
+    Parameters
+    ----------
+    q : cupy float16 (n, heads, d), in the basis of the cached keys, n at most 64
+    at : PagedKV
+        The length of its table bounds its tokens.
+    finish : bool
+        Run the epilogue: rotate outputs back and apply the gate of `wide`, bf16 (n, heads, 2 d), if there is one.
+    seen : cupy uint64 (n,), optional
+        Bit mask of the last n tokens that each query sees; by default itself and those before it.
+    rule : ScoreRule, see `sp.ops.attention.tree_attention`
+    tiles : InputTiles (n, heads * d), optional
+        Receives the result instead of a bf16 array, and is returned.
+    behind : int
+        Tokens of `at` after the query tokens.
+    out : cupy uint16 (n, heads, d), optional
+        Receives the result, in place of a new array.
+
+    Returns cupy uint16 (n, heads, d), bf16. Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
     """
     cupy = import_cupy()
     n, heads, head_dim = q.shape
     at.check_queries(q)
     kv_heads = at.kv_heads
     assert wide is None or wide.shape == (n, heads, 2 * head_dim), f"q {q.shape}, wide {wide.shape}"
-    group, device = heads // kv_heads, current_device()
+    group, device, formats = heads // kv_heads, current_device(), rows_formats(at)
     window = rule.window or 0
     recent = {} if at.recent is None else {"RECENT": 1}
-    defines = variant(head_dim, rows_formats(at), n * group, is_roomy(device)) | recent
+    defines = variant(head_dim, formats, n * group, is_roomy(device)) | recent
     blocks = -(-n * group // queries(defines))
     rows = blocks * queries(defines)
+    groups = -(-n * group // attention_decode.GROUP_ROWS)
+    few = (
+        groups <= attention_decode.MOST_GROUPS
+        and head_dim in attention_decode.HEAD_DIMS
+        and is_packed(formats)
+        and all(one is None for one in (rule.window, rule.reach, rule.softcap))
+        and behind == 0
+    )
     # One wave: no more blocks than the GPU runs at once, and no more splits than tiles of keys that may be seen.
-    splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
+    if few:
+        assert rows == groups * attention_decode.GROUP_ROWS, f"{rows} rows, {groups} groups"
+        # A block fills its multiprocessor, and those with exact rows are at work at the same time.
+        splits = (multiprocessors(device) - kv_heads * len(recent)) // (kv_heads * groups)
+    else:
+        splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
     most = len(at.table) * PAGE_TOKENS if rule.window is None else rule.window + n + KEYS
     splits = max(1, min(splits, most // KEYS))
     parts = splits + len(recent)  # the exact rows of the newest tokens are a part of their own
@@ -80,10 +113,16 @@ def split(
             (1, kv_heads, blocks), q, ring.k, ring.v, ring.table, len(ring.table), *asked,
             defines=ring_variant(defines) | rule.defines("SOFTCAP"),
         )  # fmt: skip
-    ATTENTION_SPLIT.launch(
-        (splits, kv_heads, blocks), q, at.k, at.v, at.table, len(at.table), *asked,
-        defines=defines | rule.defines("SOFTCAP"),
-    )  # fmt: skip
+    if few:
+        attention_decode.ATTENTION_DECODE.launch(
+            (splits, kv_heads, groups), q, at.k, at.v, at.table, *count, seen, partial, states, *shape, scale,
+            defines=attention_decode.variant(head_dim, formats, n * group, is_roomy(device), at.recent is not None),
+        )  # fmt: skip
+    else:
+        ATTENTION_SPLIT.launch(
+            (splits, kv_heads, blocks), q, at.k, at.v, at.table, len(at.table), *asked,
+            defines=defines | rule.defines("SOFTCAP"),
+        )  # fmt: skip
     ATTENTION_COMBINE.launch(
         (n * heads,),
         partial,
@@ -112,3 +151,9 @@ def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
     chosen = dict(defines)
     fit = shared_bytes_per_multiprocessor(device) // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
     return multiprocessors(device) * max(1, min(fit, chosen["BLOCKS"]))
+
+
+@cache
+def is_roomy(device: int) -> bool:
+    """Return True if a block may have 224 KiB of shared memory."""
+    return shared_bytes_per_block(device) >= 224 << 10

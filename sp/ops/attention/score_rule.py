@@ -63,11 +63,6 @@ class ScoreRule:
         return replace(self, sinks=self.sinks[heads])
 
     @cached_property
-    def is_plain(self) -> bool:
-        """True if attention is plain: the usual scores, over all keys."""
-        return all(one is None for one in (self.window, self.scale, self.softcap, self.sinks))
-
-    @cached_property
     def fits_bytes(self) -> bool:
         """True if 8-bit attention supports the rule: it supports windows and scales."""
         return self.softcap is None and self.sinks is None

@@ -177,17 +177,17 @@ SP_DEVICE void encode_q8_0(u8* bytes, const HeadRow& r, u32 lane) {
     if (lane % LANES == 0) *reinterpret_cast<u16*>(block) = f16_from(d);
 }
 
-// `sp.quant.cached.levels` of the codes from the middle up, at a scale of 1, and the borders between them.
-SP_DEVICE f32 bent_level(int above) {
-    const f32 t = f32(above) + 0.5f;
+// `sp.quant.cached.levels` of a code of four bits, at a scale of 1, and the code of a value.
+SP_DEVICE f32 bent_level(int code) {
+    const f32 t = f32(code) - 7.5f;
     return __fmul_rn(t, __fadd_rn(1.0f, __fmul_rn(0.005f, __fmul_rn(t, t))));
 }
 SP_DEVICE int bent_code(f32 y) {
-    constexpr f32 BORDERS[7] = {1.00875f, 2.0475001f, 3.14625f, 4.335f, 5.64375f, 7.1025f, 8.74125f};
-    const f32 size = fabsf(y);
-    int above = 0;
-#pragma unroll
-    for (int i = 0; i < 7; i++) above += y >= 0 ? size >= BORDERS[i] : size > BORDERS[i];
+    constexpr f32 BORDERS[7] = {1.00875f, 2.0475001f, 3.14625f, 4.335f, 5.64375f, 7.1025f, 8.74125f};  // from 0 up
+    const f32 size = __uint_as_float(__float_as_uint(fabsf(y)) - (y < 0));  // what lies on a border has the upper code
+    const bool a = size >= BORDERS[3], b = size >= (a ? BORDERS[5] : BORDERS[1]);
+    const bool c = size >= (a ? b ? BORDERS[6] : BORDERS[4] : b ? BORDERS[2] : BORDERS[0]);
+    const int above = 4 * a + 2 * b + c;
     return y >= 0 ? 8 + above : 7 - above;
 }
 
@@ -204,24 +204,29 @@ SP_DEVICE void encode_groups(u8* bytes, const HeadRow& r, u32 lane) {
     const i32 highest = (i32(f16_from(__fmul_rn(peak, heavy ? 0.031746034f : 0.10406504f))) + 64) >> 7;
     f32 least = 0;
     i32 chosen = 0;
-#pragma unroll
-    for (int tried = 0; tried <= 5; tried++) {  // five to choose from, and once more the best of them
-        const i32 byte = tried == 5 ? chosen : max(highest - tried, 0);
+    int codes[E] = {};
+#pragma unroll 1  // short code is fetched sooner
+    for (int tried = 0; tried < 5; tried++) {
+        const i32 byte = max(highest - tried, 0);
         const f32 d = f32_from_f16(u16(byte << 7)), inverse = d > 0 ? __fdiv_rn(1.0f, d) : 0.0f;
         f32 error = 0;
+        int trial[E];
 #pragma unroll
         for (int i = 0; i < E; i++) {
             const f32 y = __fmul_rn(r.x[i], inverse);
-            const int code = heavy ? min(max(i32(floorf(y)) + 32, 0), 63) : bent_code(y);
-            const f32 level = heavy ? f32(code) - 31.5f : code < 8 ? -bent_level(7 - code) : bent_level(code - 8);
-            const f32 off = __fsub_rn(__fmul_rn(d, level), r.x[i]);
+            trial[i] = heavy ? min(max(i32(floorf(y)) + 32, 0), 63) : bent_code(y);
+            const f32 off = __fsub_rn(__fmul_rn(d, heavy ? f32(trial[i]) - 31.5f : bent_level(trial[i])), r.x[i]);
             error = __fadd_rn(error, __fmul_rn(off, off));
-            if (tried == 5) bytes[lane * E + i] = u8(code);
         }
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) error += __shfl_xor_sync(0xffffffffu, error, step);
-        if (tried == 0 || error < least) least = error, chosen = byte;
+        if (tried > 0 && error >= least) continue;
+        least = error, chosen = byte;
+#pragma unroll
+        for (int i = 0; i < E; i++) codes[i] = trial[i];
     }
+#pragma unroll
+    for (int i = 0; i < E; i++) bytes[lane * E + i] = u8(codes[i]);
     if (lane % LANES == 0) bytes[HEAD_DIM + lane * E / 16] = u8(chosen);
 }
 

@@ -44,14 +44,44 @@ SP_DEVICE u32 h2_fma(u32 a, u32 b, u32 c) {
 // Codes 0 .. 15 in bits 0 .. 3 and 16 .. 19 (others are dropped), less 8, exactly.
 SP_DEVICE u32 four_bits(u32 w) { return h2_sub((w & 0x000f000fu) | 0x64006400u, 0x64086408u); }
 
+// (w & mask) | bits in one instruction; "r" makes the compiler keep a constant in a register.
+SP_DEVICE u32 masked(u32 w, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(w), "r"(mask), "r"(bits));
+    return d;
+}
+
+// The low or the high half of a word, twice; no instruction where it becomes an operand.
+SP_DEVICE u32 half_twice(u32 word, int half) {
+    u32 d;
+    if (half == 0)
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(word));
+    else
+        asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(word));
+    return d;
+}
+
+// Levels of four-bit codes at a scale d: d t (1 + t t / 200), t = code - 7.5. In eighths of t, of which the square's factor is an
+// ordinary number where d is; five instructions for two.
+constexpr u32 LEVEL_BITS = 0x54005400u;  // 64, to whose f16 bits 4 to 7 are whole numbers
+struct Levels {
+    u32 size, bend;  // 8 d, 8 d 64 / 200, of two codes
+
+    SP_DEVICE explicit Levels(u32 d) : size(h2_mul(d, 0x48004800u)), bend(h2_mul(size, 0x351f351fu)) {}
+    SP_DEVICE Levels(u32 size, u32 bend) : size(size), bend(bend) {}
+    // The same scale for both.
+    SP_DEVICE Levels twice(int half) const { return {half_twice(size, half), half_twice(bend, half)}; }
+
+    // Of place `r` of a word's four pairs: bytes 0 and 2, 1 and 3, low halves, then high ones; `bits` is LEVEL_BITS.
+    SP_DEVICE u32 of(u32 w, int r, u32 bits) const {
+        const u32 moved = r == 0 ? w << 4 : w >> (r == 1 ? 4 : r == 2 ? 0 : 8);
+        const u32 t = h2_fma(masked(moved, 0x00f000f0u, bits), 0x30003000u, 0xc878c878u);  // (64 + code) / 8 - 71.5 / 8, exactly
+        return h2_mul(t, h2_fma(h2_mul(t, t), bend, size));
+    }
+};
+
 // Two bytes with their signs at bits 0 .. 7 and 16 .. 23, exactly.
 SP_DEVICE u32 eight_bits(u32 w) { return h2_sub((w & 0x00ff00ffu ^ 0x00800080u) | 0x64006400u, 0x64806480u); }
-
-// code - 8 -> t (1 + t t / 200) with t = code - 7.5.
-SP_DEVICE u32 bent(u32 x) {
-    const u32 t = h2_add(x, 0x38003800u);                                   // + 0.5
-    return h2_mul(t, h2_fma(h2_mul(t, t), 0x1d1f1d1fu, 0x3c003c00u));       // 0.005, 1
-}
 
 // Word `w` of K5_ROWS's first four and its upper bits, bytes h and h + 1 of a block's last eight, in the low half of `upper`:
 // what stands in place `r` of the four pairs (bytes 0 and 2, 1 and 3, low halves, then high ones), less 31.5, exactly.
@@ -62,11 +92,8 @@ SP_DEVICE u32 six_bits(u32 w, u32 upper, int r) {
     return h2_add(h2_sub(low | high | 0x64006400u, 0x64206420u), 0x38003800u);
 }
 
-// Place `r` of the same of other words: code - 8.
-SP_DEVICE u32 pair_of(u32 w, int r) { return four_bits(w >> (r & 1) * 8 + (r >> 1) * 4); }
-
 // The f16 of byte `at` of a word of scales, twice.
-SP_DEVICE u32 scale_pair(u32 word, int at) { return (__byte_perm(word, 0, 0x4040 | at | at << 8) & 0x00ff00ffu) << 7; }
+SP_DEVICE u32 scale_pair(u32 word, int at) { return __byte_perm(word, 0, 0x4040 | at | at << 8) << 7; }
 
 // A row that is aligned to 4 bytes, in global memory and in shared memory.
 struct GlobalRow {
@@ -108,14 +135,15 @@ SP_DEVICE uint4 eight_of(const Row& row, u32 part) {
         if (LAYOUT == K5_ROWS && w < 4) {
             const u32 upper = row.word(start + 36 + w / 2 * 4) >> w % 2 * 16;
 #pragma unroll
-            for (int r = 0; r < 4; r++) places[r] = six_bits(word, upper, r);
+            for (int r = 0; r < 4; r++) places[r] = h2_mul(six_bits(word, upper, r), d);
         } else {
+            const Levels levels(d);
 #pragma unroll
-            for (int r = 0; r < 4; r++) places[r] = bent(pair_of(word, r));
+            for (int r = 0; r < 4; r++) places[r] = levels.of(word, r, LEVEL_BITS);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)  // pairs of bytes 0 and 2, and 1 and 3, to values in order
-            out[i] = h2_mul(__byte_perm(places[i / 2 * 2], places[i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410), d);
+            out[i] = __byte_perm(places[i / 2 * 2], places[i / 2 * 2 + 1], i % 2 ? 0x7632 : 0x5410);
     }
     return make_uint4(out[0], out[1], out[2], out[3]);
 }

@@ -1,57 +1,51 @@
-// Attention of few query rows over a long paged cache, split over the cache: decoding and short speculated sequences.
+// Attention of few query rows over a long paged cache of packed keys or values, split over the cache: decoding and short
+// speculated sequences.
 //
-//   out[i, h] = sum_j softmax_j(q[i, h] . k[j, h / group] / sqrt(d)) v[j, h / group],  j <= total - n + i
-//   q is in the basis of the cached keys; where FINISH, out is rotated back over blocks of 64 if ROTATE and multiplied by the
-//   sigmoid of the gate if there is one.
+//   out[i, h] = sum_j softmax_j( scale * q[i, h] . k[j, h / group] ) v[j, h / group] over the tokens before the last n, and of
+//   those the ones whose bit is set in seen[i] (without `seen`: itself and those before it). q is in the basis of the cached keys.
+//   attention_combine.cu goes on.
 //
 // The n * group query rows that share a kv head are the columns of transposed products (decode_products.cuh), 8 TILES of them a
-// block. One token of decoding with 6 heads a group fills 6 of 8 columns, and a byte of the cache is read and unpacked once.
-// Split x of a kv head takes a run of tokens, its warps every WARPS-th tile of 16 tokens, each through a ring of its own of SLOTS
-// units filled by cp.async. States of warps, then of splits by the last of them to finish, are summed in fixed order.
+// block. One token of decoding with 6 heads a group fills 6 of 8 columns, and a byte of the cache is read and unpacked once. A split
+// takes a run of tokens, its warps every WARPS-th tile of 16 tokens, each through a ring of its own of SLOTS units filled by
+// cp.async. States of warps are summed in fixed order.
 //
 // Layouts: q (n, heads, d) f16; pages (pool_pages, 128, kv_heads, row bytes), see page_rows.cuh; table i32; tokens i32 or null, `more`
-//   is added to it; wide (n, heads, 2 d) bf16 or null; out (n, heads, d) bf16; partial: TILES QUADS float4 a (row group, kv
-//   head, split); counters u32 a (row group, kv head), zero before and after.
-// Launch: (splits, kv_heads, row groups) blocks of 32 WARPS threads; the grid may stay while the cache grows. 16-byte aligned
-//   arrays. sm_80 and newer.
-// Defines: HEAD_DIM 64, 128, 256; K_FORMAT, V_FORMAT; TILES; WARPS; SLOTS; SPLIT_TOKENS (fewest a split); ROTATE; FINISH;
-//   RECENT, 0 by default.
+//   is added to it; seen u64 (n,) or null; partial f16 (kv_heads, splits, rows, d), what each split finds, and states f32
+//   (kv_heads, splits, rows, 2), its reference and its total, as attention_split.cu leaves them; rows = 16 gridDim.z, row r of a
+//   kv head being query r / group.
+// Launch: (splits, kv_heads, groups) blocks of 32 WARPS threads, n * group <= 8 TILES groups, one group if TILES is 1; scale includes
+//   log2(e). The grid may stay while the cache grows. n <= 64, 16-byte aligned arrays. sm_80 and newer.
+// Defines: HEAD_DIM 64, 128, 256; K_FORMAT, V_FORMAT; TILES 1 or 2; WARPS; SLOTS; RECENT, 0 by default.
 // Dao et al., "Flash-Decoding for long-context inference", 2023.
 //
-// RECENT: of a cache that has exact rows of the newest tokens, each of the last n sees packed the tokens before `near`, and the
-// others exactly, with near_of from split_range.cuh. A launch with 2, of one split, takes those from a ring of f16 rows, token t in
-// slot t % 128, with a table that names one page only; another one with 1 takes the earlier ones and sums both. `all_parts` is then the
-// number of splits a (row group, kv head) has in `partial`: the ring's is the first, and n <= 64.
-#include "decode_merge.cuh"
+// RECENT 1: of a cache that has exact rows of the newest tokens, each of the last n sees packed the tokens before `near`, and the
+// others exactly, with near_of from split_range.cuh. Those are the first split of `partial`, of attention_split.cu with RECENT 2, which
+// must be the launch before this one.
+#include "decode_products.cuh"
 #include "decode_queries.cuh"
 #include "pdl.cuh"
 #include "split_range.cuh"
 
 extern __shared__ __align__(16) u8 shared[];
 
-// What a warp has of fragment i / 32 for lane i % 32. Of the ring's f16 values: dims as V4 values have them, with which they are
-// summed, 0 and 4, 1 and 5, ... in place of 0 and 1, 2 and 3, ...
-SP_DEVICE float4 outputs(const float4* warp, int i) {
-    if (RECENT != 2) return warp[i];
-    const int m = i / 32, low = (m / 4 * 4 + m % 4 / 2) * 32 + i % 32;
-    const float2* halves = reinterpret_cast<const float2*>(warp);
-    const float2 x = halves[2 * low + m % 2], y = halves[2 * (low + 64) + m % 2];
-    return make_float4(x.x, x.y, y.x, y.y);
-}
+constexpr int THREADS = 32 * WARPS;
+constexpr int GROUP_ROWS = 16;        // of a block in `partial`
+constexpr int TABLE_PITCH = D + 8;  // floats from row to row of finished outputs
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(THREADS)
 attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* table, const i32* tokens, i32 more,
-                 const u16* wide, u16* out, f32* partial, u32* counters, i32 n, i32 heads, i32 kv_heads, f32 scale,
-                 i32 all_parts) {
+                 const u64* seen, u16* partial, f32* states, i32 n, i32 heads, i32 kv_heads, f32 scale) {
+    // The exact rows' launch let this one start when all before it was done, and is waited for in the end.
+    if (RECENT != 1) pdl_wait();
     pdl_launch_dependents();
-    pdl_wait();
-    const i32 stored = (tokens ? *tokens : 0) + more;
-    const i32 near = near_of(stored, n), total = RECENT == 1 ? near : stored;
-    const i32 even = (total + i32(gridDim.x) - 1) / i32(gridDim.x);
-    const i32 span = (max(even, SPLIT_TOKENS) + 16 * WARPS - 1) / (16 * WARPS) * (16 * WARPS);
-    const i32 begin = RECENT == 2 ? near / 16 * 16 : i32(blockIdx.x) * span;
-    const i32 end = RECENT == 2 ? total : min(begin + span, total);
-    if (begin >= total && !(RECENT == 1 && blockIdx.x == 0)) return;
+    const i32 stored = (tokens ? __ldcg(tokens) : 0) + more;
+    const SplitRange range(stored, n, 0, nullptr, i32(gridDim.x));
+    const i32 total = range.tokens, begin = range.begin(i32(blockIdx.x)), end = range.end(i32(blockIdx.x));
+    if (begin >= end) {
+        if (RECENT == 1) pdl_wait();
+        return;
+    }
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = int(lane) / 4, c = int(lane) % 4, kv_head = int(blockIdx.y);
     const Queries rows = {n, heads / kv_heads, heads, kv_head, int(blockIdx.z) * ROWS};
@@ -87,13 +81,7 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
 
     u32 fragments[STEPS][TILES][2];
     load_queries(fragments, q, rows, shared + WARPS * SLOTS * UNIT, warp, lane);
-    i32 limit[TILES][2];  // first token a row does not see
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            limit[t][e] = RECENT == 1 ? total : min(total, total - n + rows.token(8 * t + 2 * c + e) + 1);
-
+    const i32 queries_from = RECENT == 1 ? total : total - n;  // first token that some rows do not see
     const Places places(g, c);
     const u32 ring_address = shared_address(ring);
     State state;
@@ -115,15 +103,21 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         __syncwarp();
         issue(slot);
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        const bool masked = token + 16 > total - n || (RECENT == 2 && token < near);
 #pragma unroll
         for (int t = 0; t < TILES; t++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[t][i] *= scale;
-                const i32 at = token + g + i / 2 * 8;
-                if (masked && (at >= limit[t][i % 2] || (RECENT == 2 && at < near))) s[t][i] = __int_as_float(0xff800000);
-            }
+            for (int i = 0; i < 4; i++) s[t][i] *= scale;
+        if (token + 16 > queries_from) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const i32 at = token + g + i / 2 * 8, query = min(rows.token(8 * t + 2 * c + i % 2), n - 1);
+                    const u64 bits = RECENT == 1 ? 0 : seen ? seen[query] : ~0ull >> (63 - query);
+                    if (at >= total || (at >= queries_from && !(bits >> (at - queries_from) & 1)))
+                        s[t][i] = __int_as_float(0xff800000);
+                }
+        }
         u32 p[TILES][2];
         probabilities(p, s, state);
         cp_async_wait<SLOTS - 1>();
@@ -134,18 +128,12 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
     }
     cp_async_wait<0>();
-    const i64 warp_row = rows.exists(int(warp)) ? rows.head_row(int(warp)) : 0;
-    HeadWords open = {};  // the gate of the first row this warp finishes, on its way meanwhile
-    if (FINISH && wide) open = reinterpret_cast<const HeadWords*>(wide + (2 * warp_row + 1) * D)[lane];
 
     // Warps put their outputs on common references and sum them through shared memory, tile by tile.
-    const int splits = RECENT == 2 ? 1 : max(1, (total + span - 1) / span);
-    const i64 stride = RECENT ? all_parts : i32(gridDim.x);
-    constexpr bool ALONE = RECENT == 0;  // a single split finishes what it has
-    float4* states = reinterpret_cast<float4*>(shared);
-    f32* rows_table = reinterpret_cast<f32*>(states + WARPS * 32 * OUTPUTS);
-    const u32 family = blockIdx.z * gridDim.y + blockIdx.y;
-    float4* parts = reinterpret_cast<float4*>(partial) + i64(family) * stride * TILES * QUADS;
+    float4* sums_of_warps = reinterpret_cast<float4*>(shared);
+    f32* outputs = reinterpret_cast<f32*>(sums_of_warps + WARPS * 32 * OUTPUTS);
+    const i64 split = i64(kv_head) * (gridDim.x + RECENT) + blockIdx.x + RECENT;
+    const i64 part = (split * gridDim.z + blockIdx.z) * GROUP_ROWS;
     __shared__ float4 heads_of_warps[TILES][WARPS][4];
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -176,43 +164,34 @@ attention_decode(const u16* q, const u8* k_pages, const u8* v_pages, const i32* 
         if (t > 0) __syncthreads();
 #pragma unroll
         for (int m = 0; m < OUTPUTS; m++)
-            states[(warp * OUTPUTS + m) * 32 + lane] = make_float4(state.o[m][t][0] * a, state.o[m][t][1] * b,
-                                                                   state.o[m][t][2] * a, state.o[m][t][3] * b);
+            sums_of_warps[(warp * OUTPUTS + m) * 32 + lane] = make_float4(state.o[m][t][0] * a, state.o[m][t][1] * b,
+                                                                          state.o[m][t][2] * a, state.o[m][t][3] * b);
         __syncthreads();
-        float4* to = parts + (t * stride + blockIdx.x + (RECENT == 1)) * QUADS;
+        const f32 x = sums[0] > 0 ? 1.0f / sums[0] : 0.0f, y = sums[1] > 0 ? 1.0f / sums[1] : 0.0f;
 #pragma unroll
         for (int i = int(threadIdx.x); i < 32 * OUTPUTS; i += THREADS) {
             float4 sum = {};
 #pragma unroll
-            for (int part = 0; part < WARPS; part++) add(sum, outputs(states + part * 32 * OUTPUTS, i), 1, 1);
-            if (ALONE && splits == 1) put(rows_table, t, i, sum, 1.0f / sums[0], 1.0f / sums[1]);
-            else to[32 + i] = sum;
+            for (int one = 0; one < WARPS; one++) {
+                const float4 o = sums_of_warps[one * 32 * OUTPUTS + i];
+                sum.x += o.x, sum.y += o.y, sum.z += o.z, sum.w += o.w;
+            }
+            // Dim g of rows 2c and 2c + 1, and dim g + 8, of fragment m; THREADS is a multiple of 32, so c is this thread's.
+            const int m = i / 32, low = output_dim(m, g, 0), up = output_dim(m, g, 1);
+            f32* row = outputs + (8 * t + 2 * c) * TABLE_PITCH;
+            row[low] = sum.x * x, row[up] = sum.z * x;
+            row[TABLE_PITCH + low] = sum.y * y, row[TABLE_PITCH + up] = sum.w * y;
         }
-        if ((!ALONE || splits > 1) && threadIdx.x < 4) to[threadIdx.x] = make_float4(high[0], high[1], sums[0], sums[1]);
-    }
-    if (RECENT == 2) return;
-    if (!ALONE || splits > 1) {  // the last split to come here sums all
-        __shared__ bool last;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) last = atomicInc(counters + family, splits - 1) == u32(splits) - 1;
-        __syncthreads();
-        if (!last) return;
-        __threadfence();
-        merge_splits(rows_table, parts, splits + (RECENT == 1), i32(stride), states);
+        if (threadIdx.x < 4)
+            reinterpret_cast<float4*>(states)[(part + 8 * t) / 2 + c] = make_float4(high[0], sums[0], high[1], sums[1]);
     }
     __syncthreads();
 #pragma unroll 1
     for (int row = int(warp); row < ROWS && rows.exists(row); row += WARPS) {
         HeadRow r;
 #pragma unroll
-        for (int i = 0; i < E; i++) r.x[i] = rows_table[row * TABLE_PITCH + lane * E + i];
-        const i64 at = row == int(warp) ? warp_row : rows.head_row(row);
-        if (FINISH && ROTATE) hadamard<64>(r, lane);
-        if (FINISH && wide) {
-            if (row != int(warp)) open = reinterpret_cast<const HeadWords*>(wide + (2 * at + 1) * D)[lane];
-            gate(r, open);
-        }
-        store_bf16(out + at * D, r, lane);
+        for (int i = 0; i < E; i++) r.x[i] = outputs[row * TABLE_PITCH + lane * E + i];
+        store_f16(partial + (part + row) * D, r, lane);
     }
+    if (RECENT == 1) pdl_wait();
 }

@@ -8,6 +8,7 @@
 #include "softmax.cuh"
 
 constexpr int OUTPUTS = 4 * GROUPS;  // fragments of 16 dims
+constexpr bool PACKED_LEVELS = K_FORMAT == K5_ROWS || K_FORMAT == V4_ROWS || V_FORMAT == V4_ROWS;
 
 struct State {
     f32 o[OUTPUTS][TILES][4];
@@ -17,13 +18,6 @@ struct State {
 SP_DEVICE u32 transpose(u32 matrix) {
     u32 d;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(matrix));
-    return d;
-}
-
-// (w & mask) | magic in one instruction; "r" makes the compiler keep a constant in a register.
-SP_DEVICE u32 masked(u32 w, u32 mask, u32 magic) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(w), "r"(mask), "r"(magic));
     return d;
 }
 
@@ -43,19 +37,21 @@ SP_DEVICE u32 high_codes(u32 w, u32 magic) {
 
 // Where a lane reads in a unit, in bytes from its start, and how; the same for every unit.
 struct Places {
-    u32 magic, scale, own[2], value_scale, value_own, select, value_select, pair_select;
+    u32 magic, level_bits, scale, own[2], value_scale, value_own, select, value_select, pair_select, key_pair;
 
     SP_DEVICE Places(int g, int c) {
-        asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic));
+        magic = level_bits = 0;
+        if (K_FORMAT == Q4_ROWS || V_FORMAT == Q4_ROWS) asm volatile("mov.b32 %0, 0x64006400;" : "=r"(magic));
+        if (PACKED_LEVELS) asm volatile("mov.b32 %0, %1;" : "=r"(level_bits) : "n"(LEVEL_BITS));
         scale = g * K_PITCH;
-        own[0] = own[1] = 0, select = 0;
+        own[0] = own[1] = 0, select = key_pair = 0;
         if (K_FORMAT == Q4_ROWS) {
             own[0] = g * K_PITCH + 4 * (c ? c : 4), own[1] = g * K_PITCH + 4 * (5 + c);
             select = c == 0 ? 0x3254 : 0x7654;
         } else if (K_FORMAT == Q8_ROWS) {
             own[0] = scale + 8 * c, own[1] = scale + 36 + 8 * c;
         } else if (K_FORMAT == K5_ROWS || K_FORMAT == V4_ROWS) {
-            own[0] = scale + 4 + 4 * c;
+            own[0] = scale + 4 + 4 * c, key_pair = 0x4240 + 0x0101 * (c / 2);
             if (K_FORMAT == K5_ROWS) own[1] = scale + 36 + c / 2 * 4, select = c % 2 * 16;
         }
         value_scale = 2 * c * V_PITCH, value_own = value_select = pair_select = 0;
@@ -89,9 +85,12 @@ SP_DEVICE void load_words(u32 (&w)[4], u32 address) {
 // Eight values of a packed row that a lane has of 32, in the fragments of two steps.
 struct KeyWords {
     u32 w[2][2], upper, d[2];  // words, and a scale twice, of the first 32 values of 64 and of the others
+    Levels levels;             // of codes of four bits: the low halves are of the first 32 values
 
-    SP_DEVICE KeyWords(u32 row, const Places& at, u32 own, u32 behind, int c) {
-        upper = 0;
+    u32 level_bits;
+
+    SP_DEVICE KeyWords(u32 row, const Places& at, u32 own, u32 behind)
+        : upper(0), levels(0, 0), level_bits(at.level_bits) {
         if (K_FORMAT == Q8_ROWS) {
             const u32 x[3] = {load_word(own), load_word(own + 4), load_word(own + 8)};
             w[0][0] = __byte_perm(x[0], x[1], 0x5432), w[0][1] = __byte_perm(x[1], x[2], 0x5432);
@@ -101,15 +100,16 @@ struct KeyWords {
             const u32 scales = load_word(row);
             w[0][0] = w[0][1] = load_word(own), w[1][0] = w[1][1] = load_word(own + 16);
             if (K_FORMAT == K5_ROWS) upper = load_word(behind) >> at.select;
-            d[0] = scale_pair(scales, c / 2), d[1] = scale_pair(scales, 2 + c / 2);
+            const u32 both = __byte_perm(scales, 0, at.key_pair) << 7;
+            d[0] = half_twice(both, 0), levels = Levels(both);
         }
     }
     // Two of them: of the first 32 or the others, of the first or second step, the first or second register.
     SP_DEVICE u32 pair(int half, int step, int reg) const {
         if (K_FORMAT == Q8_ROWS) return h2_mul(eight_bits(w[half][step] >> 8 * reg), d[half]);
         const int place = 2 * step + reg;
-        const bool six = K_FORMAT == K5_ROWS && half == 0;
-        return h2_mul(six ? six_bits(w[0][0], upper, place) : bent(pair_of(w[half][0], place)), d[half]);
+        if (K_FORMAT == K5_ROWS && half == 0) return h2_mul(six_bits(w[0][0], upper, place), d[0]);
+        return levels.twice(half).of(w[half][0], place, level_bits);
     }
 };
 
@@ -155,8 +155,8 @@ SP_DEVICE void scores(f32 (&s)[TILES][4], u32 unit, const u32 (&q)[STEPS][TILES]
 #pragma unroll
         for (int p = 0; p < GROUPS; p++) {
             const u32 near = unit + BYTES * p, far = near + 8 * K_PITCH;
-            const KeyWords rows[2] = {{near + at.scale, at, near + at.own[0], near + at.own[1], c},
-                                      {far + at.scale, at, far + at.own[0], far + at.own[1], c}};
+            const KeyWords rows[2] = {{near + at.scale, at, near + at.own[0], near + at.own[1]},
+                                      {far + at.scale, at, far + at.own[0], far + at.own[1]}};
 #pragma unroll
             for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -246,12 +246,8 @@ SP_DEVICE void accumulate(State& state, u32 unit, const u32 (&p)[TILES][2], cons
                     w[i][1] = third ? __byte_perm(next, load_word(own + 8), 0x5432) : next;
                 }
             }
-            u32 scale[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                scale[i] = __byte_perm(x[2 * i], x[2 * i + 1], at.pair_select);
-                if (V_FORMAT == V4_ROWS) scale[i] = (scale[i] & 0x00ff00ffu) << 7;
-            }
+            const u32 scale[2] = {__byte_perm(x[0], x[1], at.pair_select), __byte_perm(x[2], x[3], at.pair_select)};
+            const Levels levels[2] = {Levels((scale[0] & 0x00ff00ffu) << 7), Levels((scale[1] & 0x00ff00ffu) << 7)};
 #pragma unroll
             for (int byte = 0; byte < 4; byte++) {
                 const u32 order = byte / 2 ? 0x7632 : 0x5410;
@@ -259,10 +255,9 @@ SP_DEVICE void accumulate(State& state, u32 unit, const u32 (&p)[TILES][2], cons
 #pragma unroll
                 for (int i = 0; i < 4; i++) {  // tokens 2c and 2c + 1, then 8 on; first half of the dims, then the second
                     const int pair = i / 2, half = i % 2;
-                    const u32 r = __byte_perm(w[2 * pair][half], w[2 * pair + 1][half], order) >> byte % 2 * 8;
-                    const u32 value = V_FORMAT == Q8_ROWS ? eight_bits(r)
-                                      : bent(half ? high_codes(r, at.magic) : low_codes(r, at.magic));
-                    a[i] = h2_mul(value, scale[pair]);
+                    const u32 r = __byte_perm(w[2 * pair][half], w[2 * pair + 1][half], order);
+                    if (V_FORMAT == Q8_ROWS) a[i] = h2_mul(eight_bits(r >> byte % 2 * 8), scale[pair]);
+                    else a[i] = levels[pair].of(r, 2 * half + byte % 2, at.level_bits);
                 }
 #pragma unroll
                 for (int t = 0; t < TILES; t++) mma_f16(state.o[4 * j + byte][t], a, p[t][0], p[t][1]);
