@@ -1,17 +1,24 @@
-"""Compile the functions of an LLVM module in memory, for the CPU that runs this."""
+"""Compile the functions of an LLVM module for the CPU that runs this; machine code is kept from process to process."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from threading import Lock
 from typing import Any
 
+import llvmlite
 from llvmlite import binding as llvm
 from llvmlite import ir
 
+from sp.folders import cache_folder
+from sp.trace import write_atomic
+
 _ONE = Lock()  # LLVM compiles for one thread at a time
+SCHEMA = "sp-native/1"  # to be changed with anything below that changes machine code
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ def machine() -> str:
 
 
 def compile_module(write: Callable[[ir.Module], None]) -> CompiledModule:
-    """Compile the functions that `write` puts into a module; it takes some 20 ms.
+    """Compile the functions that `write` puts into a module; it takes some 100 ms, and a fifth of that where machine
+    code of the same module is kept in the folder ``native`` of `cache_folder`.
 
     >>> from sp.native.code import FunctionBuilder
     >>> import ctypes
@@ -63,17 +71,43 @@ def compile_module(write: Callable[[ir.Module], None]) -> CompiledModule:
     write(module)
     names = [function.name for function in module.functions if not function.is_declaration]
     with _ONE:
-        target, features = _target(), llvm.get_host_cpu_features().flatten()
-        host = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+        target, cpu, features = _target(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        host = target.create_target_machine(cpu=cpu, features=features, opt=3)
         module.triple, module.data_layout = host.triple, str(host.target_data)
-        parsed = llvm.parse_assembly(str(module))
-        parsed.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_unrolling = False  # bodies of loops over vectors have the right length already
-        passes = llvm.create_pass_builder(host, options)
-        passes.getModulePassManager().run(parsed, passes)
-        engine = llvm.create_mcjit_compiler(parsed, host)
+        text = str(module)
+        key = "\0".join((SCHEMA, llvmlite.__version__, cpu, features, text))
+        machine_code = _kept(hashlib.sha256(key.encode()).hexdigest()[:24], lambda: _machine_code(text, host))
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), host)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
         engine.finalize_object()
         functions = CompiledModule({name: engine.get_function_address(name) for name in names})
         engine.detach()  # the code stays in memory: two threads may compile it at once, and both hold addresses
         return functions
+
+
+def _machine_code(text: str, host: Any) -> bytes:
+    """Return the object file of a module."""
+    parsed = llvm.parse_assembly(text)
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_unrolling = False  # bodies of loops over vectors have the right length already
+    passes = llvm.create_pass_builder(host, options)
+    passes.getModulePassManager().run(parsed, passes)
+    code: bytes = host.emit_object(parsed)
+    return code
+
+
+def _kept(name: str, make: Callable[[], bytes]) -> bytes:
+    """Return what a file of the cache holds, which begins with its SHA-256, or else make it and write the file. Where
+    no file can be written, each process compiles anew."""
+    path, raw = None, b""
+    with suppress(OSError, RuntimeError):  # nothing is there, or there is no home folder
+        path = cache_folder() / "native" / f"{name}.o"
+        raw = path.read_bytes()
+    if hashlib.sha256(raw[32:]).digest() == raw[:32]:  # LLVM would end the process over a damaged one
+        return raw[32:]
+    code = make()
+    if path is not None:
+        with suppress(OSError):
+            write_atomic(path, hashlib.sha256(code).digest() + code)
+    return code

@@ -117,10 +117,10 @@ def kv_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
     """Compute the bytes of keys and values of `tokens` tokens in all attention layers, in whole pages. Layers with a
     window only have the pages in its reach. With keys in `K4` each layer has a page in float16 too, for the newest
     tokens."""
-    total, pages = 0, -(-tokens // PAGE_TOKENS)
+    total, pages, known = 0, -(-tokens // PAGE_TOKENS), known_kv(kv)
     for layer in config.attention_layers:
         sizes, window = config.heads_of(layer), config.window_of(layer)
-        kv_type = checked_kv(kv, sizes.head_dim, False, "cpu")
+        kv_type = checked_kv(known, sizes.head_dim, False, "cpu")
         row = kv_type.k.row_bytes(sizes.head_dim) + kv_type.v.row_bytes(sizes.head_dim)
         newest = 2 * F16.row_bytes(sizes.head_dim) if kv_type.keeps_recent else 0
         total += (min(pages, ring_pages(window)) * row + newest) * sizes.kv_heads

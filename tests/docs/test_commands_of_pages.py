@@ -35,7 +35,9 @@ OF_PAGES = {"recent", "value_norm", "sharpest_head", "question_echo", "best_toke
 DRIVER = """
 import json, sys
 from sp import cli
+from sp.studies import figures
 
+figures.SHARPNESS = 0.25  # all is drawn, and a sixteenth is stored
 todo = json.loads(sys.stdin.read())
 for words in todo["commands"]:
     print("##", words, flush=True)
@@ -187,7 +189,7 @@ def test_python_of_pages_is_python(block: Block) -> None:
 @pytest.mark.slow
 def test_what_is_marked_runs(tmp_path: Path) -> None:
     """In a folder with a short `book.txt`, one after the other in one process; Python last."""
-    filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 16
+    filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. " * 10
     book = f"{filler}The special magic number for quiet-lantern is 8301947. {filler}"
     (tmp_path / "book.txt").write_text(book, "utf-8")
     lines = [words for block, words in called() if block.run]

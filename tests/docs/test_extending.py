@@ -24,8 +24,12 @@ DRIVER = """
 import json, shlex, sys
 from sp import cli
 
-names = {}
-for kind, text in json.loads(sys.stdin.read()):
+names, steps = {}, json.loads(sys.stdin.read())
+if any("sp run" in text for _, text in steps):
+    from sp.studies import figures
+
+    figures.SHARPNESS = 0.25  # all is drawn, and a sixteenth is stored
+for kind, text in steps:
     print(f"## {kind}", flush=True)
     if kind == "python":
         exec(text, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -22,10 +23,15 @@ from sp.ops.attention.tree_attention import seen_words, tree_attention, visible
 from sp.ops.hadamard import hadamard, sylvester
 from sp.ops.rope import Rope
 from sp.quant import F16, Q4_0
+from sp.quant.cached import IN_BASIS
 
 MIXED = ("k=q8_0,v=q4_0", "k=k5,v=q8_0", "k=k5,v=f16", "k=k4,v=q8_0", "k=f16,v=v4", "k=q5_1,v=v4", "k=f32,v=q5_0")
 KINDS = (*NAMES, *MIXED)
 of_every_kind = pytest.mark.parametrize("kv", KINDS)
+IN_BASES = [kv for kv in KINDS if KVType(kv).k in IN_BASIS]  # only these have a use for bases that were measured
+of_every_kind_and_basis = pytest.mark.parametrize(
+    ("kv", "measured"), [*((kv, False) for kv in KINDS), *((kv, True) for kv in IN_BASES)]
+)
 HEADS, D = 2, 64
 DENSE = ModelConfig("qwen3", 32, 9, 4096, (8,) * 3, ("attention",) * 3, 4, HEADS, D, Rope(1e6, D), 1e-6)
 HYBRID = ModelConfig(
@@ -379,8 +385,14 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
     assert np.abs(got.reshape(want.shape) - want).max() < 1e-5 * max(1.0, float(np.abs(want).max()))
 
 
-@of_every_kind
-@pytest.mark.parametrize("measured", [False, True])
+@functools.cache
+def held(kv: str, measured: bool, mean: float) -> tuple[Cache, np.ndarray, np.ndarray]:
+    """A cache of 300 tokens that tests only read, and what its first layer holds."""
+    cache = filled(kv, 300, bases=a_basis(3, mean) if measured else None)
+    return cache, *dequantised(cache)
+
+
+@of_every_kind_and_basis
 @pytest.mark.parametrize("n", [1, 5, 150])
 @pytest.mark.parametrize("what", ["plain", "window", "sinks", "capped"])
 def test_attention_over_packed_pages_is_that_over_what_they_stand_for(kv, measured, n, what) -> None:
@@ -391,23 +403,19 @@ def test_attention_over_packed_pages_is_that_over_what_they_stand_for(kv, measur
         "capped": ScoreRule(softcap=5.0, scale=0.2),
     }[what]
     mean = 0.0 if what in ("sinks", "capped") else 3.0  # these two would see that scores are shifted
-    cache = filled(kv, 300, bases=a_basis(3, mean) if measured else None)
+    cache, keys, values = held(kv, measured, mean)
     q = np.random.default_rng(n).standard_normal((n, 4, D)).astype(np.float32)
-    keys, values = dequantised(cache)
     close(dense_attention(cache, 0, q, None, rule), attention(q.astype(np.float64), keys, values, rule))
 
 
-@of_every_kind
-@pytest.mark.parametrize("measured", [False, True])
+@of_every_kind_and_basis
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_trees_over_packed_pages_are_those_over_what_they_stand_for(kv, measured, window, sinks) -> None:
-    bases = a_basis(3, 0.0 if sinks else 3.0) if measured else None
-    cache, rng = filled(kv, 300, bases=bases), np.random.default_rng(1)
+    (cache, keys, values), rng = held(kv, measured, 0.0 if sinks else 3.0), np.random.default_rng(1)
     mask = np.tril(rng.random((9, 9)) < 0.5) | np.eye(9, dtype=bool)
     q = rng.standard_normal((9, 4, D)).astype(np.float32)
     rule = ScoreRule(window=window, sinks=np.array([0.5, -1, 2, 0], np.float32) if sinks else None)
-    keys, values = dequantised(cache)
     seen = seen_words(mask)
     reach = None if window is None else rule.first_seen(9, 300, q)
     want = masked_attention(q.astype(np.float64), keys, values, visible(seen, 300, reach), rule)

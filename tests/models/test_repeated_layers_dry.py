@@ -147,11 +147,12 @@ print(sum(map(len, plain[0].values())), *{name for calls in plain[0].values() fo
 @pytest.mark.parametrize(
     ("tokens", "major", "precision", "gpus", "formats"),
     [
+        # A length and a machine have kernels of their own in either precision; each format comes with all of these.
         (2100, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
-        (12600, 9, "bf16", 3, (BF16, Q8_0, Q4_K)),
-        (2100, 8, "bf16", 3, (BF16, Q8_0, Q4_K)),
+        (12600, 9, "bf16", 3, (Q8_0,)),
+        (2100, 8, "bf16", 3, (BF16, Q4_K)),
         (12600, 9, "int8", 3, (BF16, Q8_0, Q4_K)),
-        (12600, 8, "int8", 3, (BF16, Q8_0, Q4_K)),
+        (12600, 8, "int8", 3, (BF16, Q8_0)),
         (300, 9, "bf16", 1, (Q8_0,)),
         (2100, 8, "bf16", 1, (Q4_K,)),
         (2100, 9, "int8", 1, (BF16, Q4_K)),

@@ -9,7 +9,6 @@ import pytest
 
 from sp.session import Conversations, Loaded, Pipeline
 
-anthropic = pytest.importorskip("anthropic")
 pytest.importorskip("openai")
 tool = pytest.importorskip("serving")  # which needs the server's packages
 
@@ -25,6 +24,7 @@ def talking(loaded_smollm2: Loaded) -> Iterator[tool.Running]:
 
 def test_three_apis_say_the_same(talking: tool.Running) -> None:
     """Each turn by another API, and by a stream as well; each goes on with the session of those before."""
+    anthropic = pytest.importorskip("anthropic")  # takes seconds to import, which most processes of tests need not
     openai, claude = tool.client(talking), anthropic.Anthropic(base_url=talking.url, api_key="none", max_retries=0)
     asked: dict[str, Any] = {"model": "any", "max_tokens": 8}
     turns: list[Any] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from tool_templates import TAGGED
 
 from sp.session import Pipeline, RunResult
 
-agents = pytest.importorskip("agents")
+pytestmark = pytest.mark.skipif(find_spec("agents") is None, reason="could not import 'agents'")
 
 CALL = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 RAIN = "It rains in Oslo."
@@ -36,7 +38,13 @@ def looking(pair: Pipeline) -> Iterator[tool.Running]:
         yield running
 
 
-def agent_of(server: tool.Running) -> Any:
+@pytest.fixture(scope="module")
+def agents() -> Any:
+    """The SDK, which takes seconds to import: not before its tests begin, which most processes of tests never run."""
+    return import_module("agents")
+
+
+def agent_of(agents: Any, server: tool.Running) -> Any:
     @agents.function_tool
     def weather(city: str) -> str:
         """The weather of a city."""
@@ -47,19 +55,19 @@ def agent_of(server: tool.Running) -> Any:
     return agents.Agent(name="sky", instructions="Use the tool.", tools=[weather], model=model)
 
 
-def test_an_agent_with_a_tool(looking: tool.Running) -> None:
-    found = asyncio.run(agents.Runner.run(agent_of(looking), "What is the weather in Oslo?"))
+def test_an_agent_with_a_tool(agents: Any, looking: tool.Running) -> None:
+    found = asyncio.run(agents.Runner.run(agent_of(agents, looking), "What is the weather in Oslo?"))
     assert found.final_output == RAIN
     kinds = [type(each).__name__ for each in found.new_items]
     assert kinds == ["MessageOutputItem", "ToolCallItem", "ToolCallOutputItem", "MessageOutputItem"]
     turns = [*found.to_input_list(), {"role": "user", "content": "And now?"}]
-    assert asyncio.run(agents.Runner.run(agent_of(looking), turns)).final_output == RAIN
+    assert asyncio.run(agents.Runner.run(agent_of(agents, looking), turns)).final_output == RAIN
     assert found.context_wrapper.usage.requests == 2
 
 
-def test_the_same_streamed(looking: tool.Running) -> None:
+def test_the_same_streamed(agents: Any, looking: tool.Running) -> None:
     async def work() -> tuple[Any, list[str]]:
-        result, kinds = agents.Runner.run_streamed(agent_of(looking), "What is the weather in Oslo?"), []
+        result, kinds = agents.Runner.run_streamed(agent_of(agents, looking), "What is the weather in Oslo?"), []
         async for event in result.stream_events():
             kinds.append(event.data.type if event.type == "raw_response_event" else event.type)
         return result, kinds

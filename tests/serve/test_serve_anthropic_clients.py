@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ from sp.session import Pipeline
 sys.path.append(str(Path(__file__).parents[1] / "docs"))
 from pages import blocks
 
-anthropic = pytest.importorskip("anthropic")
-
 WHO: Any = [{"role": "user", "content": "Who is there?"}]
 
 
@@ -34,12 +33,19 @@ def agent(pair: Pipeline) -> Iterator[tool.Running]:
         yield running
 
 
+@pytest.fixture(scope="module", autouse=True)
+def anthropic() -> Any:
+    """The package, which takes seconds to import: not before its tests begin, which most processes never run."""
+    return pytest.importorskip("anthropic")
+
+
 def client(server: tool.Running) -> Any:
+    anthropic = import_module("anthropic")
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.mark.slow
-def test_python(talking: tool.Running, agent: tool.Running) -> None:
+def test_python(anthropic: Any, talking: tool.Running, agent: tool.Running) -> None:
     (model,) = client(talking).models.list()
     assert client(talking).models.retrieve(model.id).display_name == model.id == "target"
     api = client(talking).messages

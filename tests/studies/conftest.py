@@ -5,22 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-SWEEP = """\
-name: tiny
-out: {out}
-device: cpu
-pairs: {{target: {target}, drafter: {drafter}}}
-tasks:
-  task: needle
-  task.value: word
-  tokens: 300
-  examples: 6
-  per_run: 2
-cells:
-  - grid: {{scorer: [tail, random], keep_ratio: [0.3, 0.4]}}
-  - {{scorer: oracle, keep_ratio: 0.3}}
-"""
+from tiny_sweep import SWEEP
 
 
 @pytest.fixture

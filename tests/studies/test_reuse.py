@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_sweep import SWEEP
 
 from sp.scoring.base import SCORERS
 from sp.studies.pages.report import write_report
 from sp.studies.sweep.comparable import comparable
-from sp.studies.sweep.conduct import carry_out, make_plan
+from sp.studies.sweep.conduct import SweepPlan, carry_out, make_plan
 from sp.studies.sweep.provenance import code_sha256, files_sha256
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import load_sweep
@@ -42,9 +44,34 @@ def added(path: Path, scorer: str) -> None:
     path.write_text(path.read_text().replace("scorer: [tail,", f"scorer: [{scorer}, tail,"))
 
 
-def test_an_added_scorer_is_run_by_itself(sweep_file: Path, tmp_path: Path) -> None:
-    first = make_plan(load_sweep(sweep_file))
-    assert [outcome.error for _, outcome in carry_out(first)] == [None] * 3
+def carried_out(sweep: Path) -> bytes:
+    """The rows of a sweep, all of its runs done."""
+    plan = make_plan(load_sweep(sweep))
+    assert [outcome.error for _, outcome in carry_out(plan)] == [None] * 3
+    return plan.path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, retriever_target: Path, retriever_drafter: Path) -> bytes:
+    """Those of the sweep that every test begins with: carried out once, as it takes seconds."""
+    path = tmp_path_factory.mktemp("once") / "tiny.yaml"
+    path.write_text(SWEEP.format(out=path.parent / "out", target=retriever_target, drafter=retriever_drafter))
+    return carried_out(path)
+
+
+@pytest.fixture
+def done(sweep_file: Path, rows: bytes) -> SweepPlan:
+    """The plan of the sweep before it is done; its rows are there, as if it were."""
+    plan = make_plan(load_sweep(sweep_file))
+    plan.path.parent.mkdir(parents=True)
+    plan.path.write_bytes(rows)
+    return plan
+
+
+def test_an_added_scorer_is_run_by_itself(done: SweepPlan, sweep_file: Path, tmp_path: Path) -> None:
+    first = done
+    assert len(first.remaining) == 3
+    assert make_plan(load_sweep(sweep_file)).remaining == []
     added(sweep_file, "bm25")
     plan = make_plan(load_sweep(sweep_file))
     assert [[cell.config["scorer"]["name"] for cell in job.run.cells] for job in plan.remaining] == [["bm25"] * 2] * 3
@@ -65,8 +92,7 @@ def test_an_added_scorer_is_run_by_itself(sweep_file: Path, tmp_path: Path) -> N
     assert "# Part" not in text
 
 
-def test_a_scorer_taken_away_leaves_nothing_to_do(sweep_file: Path) -> None:
-    list(carry_out(make_plan(load_sweep(sweep_file))))
+def test_a_scorer_taken_away_leaves_nothing_to_do(done: SweepPlan, sweep_file: Path) -> None:
     sweep_file.write_text(sweep_file.read_text().replace("[tail, random]", "[random]"))
     assert make_plan(load_sweep(sweep_file)).remaining == []
     sweep_file.write_text(sweep_file.read_text().replace("keep_ratio: 0.3}", "keep_ratio: 0.3, kv: q8_0}"))
@@ -74,8 +100,7 @@ def test_a_scorer_taken_away_leaves_nothing_to_do(sweep_file: Path) -> None:
     assert [cell.config["kv"] for cell in left.run.cells] == ["q8_0"]
 
 
-def test_a_full_prefill_in_another_format_is_another_one(sweep_file: Path) -> None:
-    list(carry_out(make_plan(load_sweep(sweep_file))))
+def test_a_full_prefill_in_another_format_is_another_one(done: SweepPlan, sweep_file: Path) -> None:
     text = sweep_file.read_text()
     sweep_file.write_text(text.replace("cells:\n", "cells:\n  - {scorer: tail, keep_ratio: 0.3, kv: q8_0}\n"))
     [left, *_] = make_plan(load_sweep(sweep_file)).remaining
@@ -83,15 +108,34 @@ def test_a_full_prefill_in_another_format_is_another_one(sweep_file: Path) -> No
     assert len(left.run.cells) == 1, "the new cell stands first, and the full prefill takes its cache format"
 
 
-@pytest.fixture
-def plugin(sweep_file: Path, tmp_path: Path) -> Path:
-    """A sweep with a scorer of a file beside it, done once."""
-    path = tmp_path / "mine_of_reuse.py"
+def with_plugin(sweep: Path) -> Path:
+    """The plugin beside a sweep file that has its scorer too."""
+    path = sweep.with_name("mine_of_reuse.py")
     path.write_text(PLUGIN)
-    added(sweep_file, "mine_of_reuse")
-    sweep_file.write_text("plugins: mine_of_reuse.py\n" + sweep_file.read_text())
-    assert all(outcome.error is None for _, outcome in carry_out(make_plan(load_sweep(sweep_file))))
+    added(sweep, "mine_of_reuse")
+    sweep.write_text("plugins: mine_of_reuse.py\n" + sweep.read_text())
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows_with_plugin(
+    tmp_path_factory: pytest.TempPathFactory, retriever_target: Path, retriever_drafter: Path
+) -> bytes:
+    """Those of the sweep with a scorer of a file beside it."""
+    path = tmp_path_factory.mktemp("once") / "tiny.yaml"
+    path.write_text(SWEEP.format(out=path.parent / "out", target=retriever_target, drafter=retriever_drafter))
+    with_plugin(path)
+    found = carried_out(path)
     forget()
+    return found
+
+
+@pytest.fixture
+def plugin(sweep_file: Path, tmp_path: Path, rows_with_plugin: bytes) -> Iterator[Path]:
+    """A sweep with a scorer of a file beside it, done once."""
+    path, out = with_plugin(sweep_file), tmp_path / "out"
+    out.mkdir()
+    (out / "rows.jsonl").write_bytes(rows_with_plugin)
     yield path
     forget()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from sp.arrays import Floats
@@ -71,12 +71,21 @@ class ModelWeights:
         return cls(embed, tuple(family.block(store, i) for i in range(config.layers)), norm, output)
 
 
-def model_tensors(config: ModelConfig, present: Container[str] = (), depth: int | None = None) -> list[TensorSpec]:
+def model_tensors(config: ModelConfig, present: Collection[str] = (), depth: int | None = None) -> list[TensorSpec]:
     """List every tensor of a model in the order of the parts that hold them, which is the order of files. `present`
     names tensors that the model may have, see `RecordingStore`: ``output.weight`` if the head is not tied. With a
     `depth` list the tensors of so many layers, without the head."""
+    return list(_listed(config, frozenset(present), depth, find_architecture(config.architecture).block))
+
+
+@lru_cache(32)
+def _listed(
+    config: ModelConfig, present: frozenset[str], depth: int | None, block: Callable[[WeightSource, int], Block]
+) -> tuple[TensorSpec, ...]:
+    """Return what `model_tensors` lists. Cached, because plans ask for the same model thousands of times; `block` is
+    the one that is built, as a family's name may be given to another one."""
     store = RecordingStore(config, present)
-    return in_file_order(ModelWeights.build(store, depth), store)
+    return tuple(in_file_order(ModelWeights.build(store, depth), store))
 
 
 def in_file_order(parts: object, store: RecordingStore) -> list[TensorSpec]:
