@@ -140,12 +140,14 @@ def by_path(item: tuple[tuple[str, int], Any]) -> tuple[bool, int]:
 
 
 def prefills(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
-    """Prefill speed of the 27B shape on one GPU of a folder, in tokens per second, by (path, length) and precision."""
+    """Prefill speed of the 27B shape on one GPU of a folder in tokens per second, with a float16 cache, by (path,
+    length) and precision."""
     speeds: dict[tuple[str, int], dict[str, float]] = {}
     for record in newest(folder / "prefill.jsonl"):
         c = record["config"]
         alone = c["engine"] == "sp" and c.get("cards", 1) == 1
-        if alone and (c["shape"], c["type"], c.get("asked_density")) == ("qwen3.6-27b", "q4_k_m", None):
+        same = c["shape"], c["type"], c["kv"], c.get("asked_density")
+        if alone and same == ("qwen3.6-27b", "q4_k_m", "f16", None):
             speeds.setdefault((c["path"], c["prompt_tokens"]), {})[precisions_of(c)[0]] = record["metrics"]["tok_s"]
     return speeds
 

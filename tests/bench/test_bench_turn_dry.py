@@ -97,13 +97,15 @@ def test_snapshots_leave_the_device_after_the_first_token(found: dict) -> None:
 
 
 def test_each_policy_is_told_its_own_memory(found: dict) -> None:
+    """But for what graphs of the others hold while they work, some 2 MB here; their caches have 25 MB and more."""
     for policy, metrics in found["q4_0"].items():
         alone = found["alone"][policy]
         assert metrics["error"] is None
-        assert metrics["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.02), policy
+        assert metrics["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.05), policy
         assert metrics["peak_bytes"] > found["weights"]
     sizes = [held[2] for held in found["held"].values()]
-    assert min(sum(sizes) - size for size in sizes) > 0.05 * found["weights"], "others hold more than that"
+    most = max(metrics["peak_bytes"] for metrics in found["q4_0"].values())
+    assert min(sum(sizes) - size for size in sizes) > 0.5 * most, "others hold more than that"
 
 
 def test_keys_in_four_bits_take_less(found: dict) -> None:
