@@ -5,6 +5,7 @@ never ``sm_90a``), appends options of its own and adds include folders. It needs
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -67,12 +68,20 @@ def compile_cubin(text: str, name: str, options: tuple[str, ...], report: bool =
     program = nvrtc.createProgram(text, name, [], [])
     try:
         nvrtc.compileProgram(program, arguments)
-        return CompiledKernel(nvrtc.getCUBIN(program), _log(nvrtc, program))
+        return CompiledKernel(_whole(nvrtc.getCUBIN(program)), _log(nvrtc, program))
     except nvrtc.NVRTCError as error:
         log = _log(nvrtc, program)
         raise DeviceError(f"{name} does not compile ({' '.join(options)}): {error}\n{log}") from None
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _whole(cubin: bytes) -> bytes:
+    """Return a cubin with its last byte, which CuPy drops as if it were the end of a text. The driver does not need it,
+    but nvdisasm and cuobjdump read no ELF file whose headers are not all there."""
+    programs, sections = struct.unpack_from("<QQ", cubin, 32)
+    program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", cubin, 54)
+    return cubin.ljust(max(programs + program_size * program_count, sections + section_size * section_count), b"\0")
 
 
 def _log(nvrtc: Any, program: Any) -> str:

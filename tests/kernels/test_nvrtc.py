@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from static_checks import check_statically
 
@@ -30,6 +32,14 @@ def compiled(arch, defines=None):
 def test_sm_90a_is_what_is_compiled():
     assert compiled("90a").cubin != compiled("90a", {"VALUE": 2}).cubin
     assert compiled("90").cubin == compiled("90", {"VALUE": 2}).cubin
+
+
+def test_a_cubin_ends_with_its_headers():
+    """As nvdisasm wants it; CuPy leaves the last byte out."""
+    cubin = compiled("90").cubin
+    programs, sections = struct.unpack_from("<QQ", cubin, 32)
+    program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", cubin, 54)
+    assert len(cubin) == max(programs + program_size * program_count, sections + section_size * section_count)
 
 
 def test_the_report_has_no_more_than_ptxas_says():
