@@ -75,7 +75,7 @@ def compile_module(write: Callable[[ir.Module], None]) -> CompiledModule:
         host = target.create_target_machine(cpu=cpu, features=features, opt=3)
         module.triple, module.data_layout = host.triple, str(host.target_data)
         text = str(module)
-        key = "\0".join((SCHEMA, llvmlite.__version__, cpu, features, text))
+        key = "\0".join((SCHEMA, llvmlite.__version__, str(llvm.llvm_version_info), cpu, features, text))
         machine_code = _kept(hashlib.sha256(key.encode()).hexdigest()[:24], lambda: _machine_code(text, host))
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), host)
         engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))

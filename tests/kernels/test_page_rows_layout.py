@@ -51,7 +51,7 @@ def random_pages(rng: np.random.Generator, fmt: BlockFormat, d: int) -> np.ndarr
     pages = rng.integers(0, 256, (3, 128, KV_HEADS, fmt.row_bytes(d))).astype(np.uint8)
     blocks = pages.reshape(-1, fmt.block_bytes)
     if fmt in (K5, K4, V4):
-        blocks[:, :4] %= 0xA8  # nothing that float16 does not hold
+        blocks[:, :4] %= 0xA8 if fmt is K5 else 0xDE  # up to the largest whose values float16 holds
     else:  # f16: values themselves, or scales
         halves = rng.standard_normal(len(blocks)).astype(np.float16)
         blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)

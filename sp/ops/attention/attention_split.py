@@ -11,9 +11,11 @@ from sp.kernels import import_cupy
 from sp.kernels.device import (
     current_device,
     multiprocessors,
+    registers_per_multiprocessor,
     shared_bytes_per_block,
     shared_bytes_per_multiprocessor,
 )
+from sp.kernels.launch import KernelSpec
 from sp.kernels.specs.attention import attention_decode
 from sp.kernels.specs.attention.attention_split import (
     ATTENTION_COMBINE,
@@ -88,10 +90,12 @@ def split(
     # One wave: no more blocks than the GPU runs at once, and no more splits than tiles of keys that may be seen.
     if few:
         assert rows == groups * attention_decode.GROUP_ROWS, f"{rows} rows, {groups} groups"
-        # A block fills its multiprocessor, and those with exact rows are at work at the same time.
-        splits = (multiprocessors(device) - kv_heads * len(recent)) // (kv_heads * groups)
+        packed = attention_decode.variant(head_dim, formats, n * group, is_roomy(device), at.recent is not None)
+        # Blocks fill their multiprocessors, and those with exact rows are at work at the same time.
+        at_once = resident_blocks(attention_decode.ATTENTION_DECODE, tuple(packed.items()), device)
+        splits = (at_once - kv_heads * len(recent)) // (kv_heads * groups)
     else:
-        splits = resident_blocks(tuple(defines.items()), device) // (kv_heads * blocks)
+        splits = resident_blocks(ATTENTION_SPLIT, tuple(defines.items()), device) // (kv_heads * blocks)
     most = len(at.table) * PAGE_TOKENS if rule.window is None else rule.window + n + KEYS
     splits = max(1, min(splits, most // KEYS))
     parts = splits + len(recent)  # the exact rows of the newest tokens are a part of their own
@@ -116,7 +120,7 @@ def split(
     if few:
         attention_decode.ATTENTION_DECODE.launch(
             (splits, kv_heads, groups), q, at.k, at.v, at.table, *count, seen, partial, states, *shape, scale,
-            defines=attention_decode.variant(head_dim, formats, n * group, is_roomy(device), at.recent is not None),
+            defines=packed,
         )  # fmt: skip
     else:
         ATTENTION_SPLIT.launch(
@@ -146,11 +150,13 @@ def split(
 
 
 @cache
-def resident_blocks(defines: tuple[tuple[str, int], ...], device: int) -> int:
-    """Return the number of blocks of a variant of `ATTENTION_SPLIT` that the device runs at once."""
+def resident_blocks(kernel: KernelSpec, defines: tuple[tuple[str, int], ...], device: int) -> int:
+    """Return the number of blocks of a variant that the device runs at once. One that does not say for how many its
+    registers are meant may use as many as the compiler allows."""
     chosen = dict(defines)
-    fit = shared_bytes_per_multiprocessor(device) // (ATTENTION_SPLIT.shared_bytes(chosen) + 1024)
-    return multiprocessors(device) * max(1, min(fit, chosen["BLOCKS"]))
+    fit = shared_bytes_per_multiprocessor(device) // (kernel.shared_bytes(chosen) + 1024)
+    most = chosen.get("BLOCKS", registers_per_multiprocessor(device) // (255 * kernel.block(chosen)))
+    return multiprocessors(device) * max(1, min(fit, most))
 
 
 @cache

@@ -220,7 +220,7 @@ SP_DEVICE void encode_groups(u8* bytes, const HeadRow& r, u32 lane) {
         }
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) error += __shfl_xor_sync(0xffffffffu, error, step);
-        if (tried > 0 && error >= least) continue;
+        if (tried > 0 && !(error < least)) continue;
         least = error, chosen = byte;
 #pragma unroll
         for (int i = 0; i < E; i++) codes[i] = trial[i];

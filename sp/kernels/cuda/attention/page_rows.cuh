@@ -61,13 +61,13 @@ SP_DEVICE u32 half_twice(u32 word, int half) {
     return d;
 }
 
-// Levels of four-bit codes at a scale d: d t (1 + t t / 200), t = code - 7.5. In eighths of t, of which the square's factor is an
-// ordinary number where d is; five instructions for two.
+// Levels of four-bit codes at a scale d: d t (1 + t t / 200), t = code - 7.5. In quarters of t: no factor is more than f16 holds where
+// the level is not, and the square's coefficient is an ordinary number for most d. Five instructions for two.
 constexpr u32 LEVEL_BITS = 0x54005400u;  // 64, to whose f16 bits 4 to 7 are whole numbers
 struct Levels {
-    u32 size, bend;  // 8 d, 8 d 64 / 200, of two codes
+    u32 size, bend;  // 4 d, 4 d 16 / 200, of two codes
 
-    SP_DEVICE explicit Levels(u32 d) : size(h2_mul(d, 0x48004800u)), bend(h2_mul(size, 0x351f351fu)) {}
+    SP_DEVICE explicit Levels(u32 d) : size(h2_mul(d, 0x44004400u)), bend(h2_mul(size, 0x2d1f2d1fu)) {}
     SP_DEVICE Levels(u32 size, u32 bend) : size(size), bend(bend) {}
     // The same scale for both.
     SP_DEVICE Levels twice(int half) const { return {half_twice(size, half), half_twice(bend, half)}; }
@@ -75,7 +75,7 @@ struct Levels {
     // Of place `r` of a word's four pairs: bytes 0 and 2, 1 and 3, low halves, then high ones; `bits` is LEVEL_BITS.
     SP_DEVICE u32 of(u32 w, int r, u32 bits) const {
         const u32 moved = r == 0 ? w << 4 : w >> (r == 1 ? 4 : r == 2 ? 0 : 8);
-        const u32 t = h2_fma(masked(moved, 0x00f000f0u, bits), 0x30003000u, 0xc878c878u);  // (64 + code) / 8 - 71.5 / 8, exactly
+        const u32 t = h2_fma(masked(moved, 0x00f000f0u, bits), 0x34003400u, 0xcc78cc78u);  // (64 + code) / 4 - 71.5 / 4, exactly
         return h2_mul(t, h2_fma(h2_mul(t, t), bend, size));
     }
 };
