@@ -305,9 +305,7 @@ class _Piece:
 
     def may_shorten(self, too_long: bool, shorten_newest: bool) -> bool:
         """Return True if some of it may be omitted; more may if the transcript does not fit."""
-        if self.fixed or self.asks or len(self.text.encode()) < MIN_TEXT_BYTES:
-            return False
-        if scalar_content(self.text.encode()) == NOTHING:
+        if self.fixed or self.asks or len(raw := self.text.encode()) < MIN_TEXT_BYTES or scalar_content(raw) == NOTHING:
             return False
         if self.kind == "assistant":
             return too_long

@@ -370,7 +370,7 @@ def recorded(scorer: Scorer) -> dict[str, Any]:
 def attending(config: Mapping[str, Any]) -> str:
     """Return the sparse rule of a configuration that has some fields of `DRAFTING`; empty for dense attention."""
     rules = ((name, config.get(name)) for name in ("blocks", "density", "alpha"))
-    return next((f"{n} {v if isinstance(v, str) else format(v, 'g')}" for n, v in rules if v is not None), "")
+    return next((f"{n} {v:g}" if isinstance(v, (int, float)) else f"{n} {v}" for n, v in rules if v is not None), "")
 
 
 def densities(attend: LayerAttention) -> tuple[float, ...]:

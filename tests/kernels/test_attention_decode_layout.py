@@ -91,11 +91,11 @@ def cases() -> list[tuple[int, tuple[int, int], int, int, bool]]:
 def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tokens: int, roomy: bool) -> None:
     tree = n > 3
     rng, heads, splits = np.random.default_rng([d, n, *formats]), 3 * KV_HEADS, 3
-    fmts, rotated, blocks = [FORMATS[number] for number in formats], formats != (16, 16), -(-tokens // 128)
+    fmts, blocks = [FORMATS[number] for number in formats], -(-tokens // 128)
     table = aligned(rng.permutation(blocks + 1)[:blocks].astype(np.int32))
     pages = [aligned(np.full((blocks + 1, 128, KV_HEADS, fmt.row_bytes(d)), 0xFF, np.uint8)) for fmt in fmts]
     basis = KeyBasis.plain(KV_HEADS, d) if fmts[0] is K5 else None
-    at = PagedKV(*pages, table.astype(np.int64), 0, fmts[0], rotated, None, None, fmts[1], basis)
+    at = PagedKV(*pages, table.astype(np.int64), 0, fmts[0], True, None, None, fmts[1], basis)
     at.append(*rng.standard_normal((2, tokens, KV_HEADS, d)).astype(np.float32))
     q = aligned(at.queries(3 * rng.standard_normal((n, heads, d)).astype(np.float32)).astype(np.float16))
     gate = rng.standard_normal((n, heads, 2, d)).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
@@ -115,7 +115,7 @@ def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tok
         *sizes, ctypes.c_float(float(np.log2(np.e) * d**-0.5)), splits, groups,
     )  # fmt: skip
     assert outside == 0
-    combining = {"HEAD_DIM": d, "ROTATE": int(rotated), "FINISH": 1, "SINKS": 0}
+    combining = {"HEAD_DIM": d, "ROTATE": 1, "FINISH": 1, "SINKS": 0}
     combine("attention_combine.cu", COMBINE, tuple(combining.items())).run(
         *map(pointer, (partial, states, wide, out)), tokens, 0, splits, held, *sizes, None
     )
@@ -123,7 +123,7 @@ def test_rows_are_those_of_float64(d: int, formats: tuple[int, int], n: int, tok
     want = attention(q.astype(np.float64), k, v)
     if tree:
         want = masked_attention(q.astype(np.float64), k, v, visible(seen, tokens), ScoreRule())
-    want = (hadamard(want, 64) if rotated else want) / (1 + np.exp(-gate.view(np.float32)[:, :, 1].astype(np.float64)))
+    want = hadamard(want, 64) / (1 + np.exp(-gate.view(np.float32)[:, :, 1].astype(np.float64)))
     got = (out.astype(np.uint32) << 16).view(np.float32)
     assert np.square(got - want).mean() / np.square(want).mean() < 2e-5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sp.scoring.base import AUTO, SPARSE_TOKENS
+from sp.scoring.base import AUTO, SPARSE_TOKENS, attending
 from sp.studies.sweep.store import Row, SweepResults, session_facts
 from sp.studies.sweep.sweep import config_hash
 
@@ -69,9 +69,9 @@ def attention_rules(results: SweepResults) -> str:
 def _rule(scorer: dict[str, Any]) -> str:
     if scorer["attention"] == "auto":
         return f"auto ({AUTO.replace(':', ' ')} from {SPARSE_TOKENS:,} tokens on)"
-    # Dense attention is stored with an alpha, too.
-    names = () if scorer["attention"] == "dense" else ("blocks", "density", "alpha")
-    return next((f"{name} {scorer[name]}" for name in names if scorer.get(name) is not None), "dense")
+    if scorer["attention"] == "dense":  # which is stored with an alpha, too
+        return "dense"
+    return attending(scorer) or "dense"
 
 
 def provenance(results: SweepResults) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-// Combines the splits of attention_split.cu, then applies the epilogue of attention.
+// Combines the splits of attention_split.cu or attention_decode.cu, then applies the epilogue of attention.
 //
 //   out[r] = sum_s w[s, r] partial[s, r] / (sum_s w[s, r] + e^sink),  w[s, r] = 2^reference[s, r] total[s, r]
 //   then, where FINISH: hadamard_64(out) if ROTATE, * sigmoid(gate) if there is one; bf16, or tiles of the next product's input.
@@ -34,7 +34,7 @@ attention_combine(const u16* partial, const f32* states, const u16* wide, u16* o
     tokens += tokens_at ? __ldcg(tokens_at) : 0;
     // RECENT: the first split is that of the exact rows.
     const i32 used = SplitRange(tokens, n, window, reach, splits - RECENT).used() + RECENT;
-    pdl_wait();  // for attention_split alone, which let this kernel start when all before it was done
+    pdl_wait();  // for the splits alone, whose launch let this kernel start when all before it was done
     const i64 first = i64(kv_head) * splits * rows + row;
 
     HeadRow r = {};

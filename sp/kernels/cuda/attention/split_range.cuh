@@ -1,4 +1,4 @@
-// Which keys a split of a long cache takes; attention_split.cu and attention_combine.cu must agree.
+// Which keys a split of a long cache takes; attention_decode.cu, attention_split.cu and attention_combine.cu must agree.
 #pragma once
 #include "types.cuh"
 

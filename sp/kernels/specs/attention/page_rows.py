@@ -10,9 +10,9 @@ PAIRS: tuple[Formats, ...] = (
     (F16_ROWS, F16_ROWS), (Q4_ROWS, Q4_ROWS), (K5_ROWS, V4_ROWS), (Q8_ROWS, Q8_ROWS), (Q8_ROWS, Q4_ROWS),
     (F16_ROWS, Q4_ROWS),
 )  # fmt: skip
+"""Pairs that are compiled ahead; all other pairs of keys and values work too."""
 RECENT: Formats = V4_ROWS, V4_ROWS
 """Keys in K4 and values in V4, beside which a cache has the newest tokens exactly."""
-"""Pairs that are compiled ahead; all other pairs of keys and values work too."""
 
 ROOM, ROOMY = 99 << 10, 227 << 10
 """Most shared memory of a block on GPUs with the least of it, and on sm_90 and sm_100."""

@@ -30,7 +30,7 @@
 extern __shared__ __align__(16) u8 shared[];
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int GROUP_ROWS = 16;        // of a block in `partial`
+constexpr int GROUP_ROWS = 16;      // of a block in `partial`
 constexpr int TABLE_PITCH = D + 8;  // floats from row to row of finished outputs
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -86,7 +86,6 @@ SP_DEVICE void load_words(u32 (&w)[4], u32 address) {
 struct KeyWords {
     u32 w[2][2], upper, d[2];  // words, and a scale twice, of the first 32 values of 64 and of the others
     Levels levels;             // of codes of four bits: the low halves are of the first 32 values
-
     u32 level_bits;
 
     SP_DEVICE KeyWords(u32 row, const Places& at, u32 own, u32 behind)
