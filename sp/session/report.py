@@ -49,7 +49,6 @@ def report_facts(
             *position_lines(target, drafter, options.scorer, scored),
         ],
         "retrieval": [] if scored is None else retrieval_lines(drafter, options.scorer, scored),
-        "launches": launch_lines(drafter, scored),
         **others,
     }
     return {name: fact for name, fact in facts.items() if fact}
@@ -121,16 +120,17 @@ def retrieval_lines(drafter: Loaded | None, scorer: Scorer, scored: Scored | Non
     return lines
 
 
-def launch_lines(drafter: Loaded | None, scored: Scored | None) -> list[str]:
-    """Return a line if the launches of a short prompt were prepared layer by layer instead of replayed.
+def launch_lines(drafter: Loaded, tokens: int) -> list[str]:
+    """Return a line if the launches of a prompt of few `tokens` are prepared layer by layer instead of replayed.
 
-    Preparing them takes the host longer than the device needs to run them; see `sp.models.run.replay`.
+    Preparing them takes the host longer than the device needs to run them; see `sp.models.run.replay`. The drafter's
+    weights must be on the device, where a budget of memory does not leave them after scoring.
     """
-    if drafter is None or scored is None or drafter.model.device == "cpu":
-        return []
     model = drafter.model
+    if model.device == "cpu":
+        return []
     # The host would be slower than the device.
-    quick = short(model.config, len(scored.drafted), MOST_ALONE[model.arithmetic.precision])
+    quick = short(model.config, tokens, MOST_ALONE[model.arithmetic.precision])
     why = replay_refusal(model) if quick else None
     return [] if why is None else [f"drafter: launches are prepared layer by layer: {why}"]
 

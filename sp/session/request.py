@@ -25,7 +25,7 @@ from sp.session.decision import ModelPair, RequestPlan, check_scoring, may_be_ov
 from sp.session.loaded import Loaded, gpus_line
 from sp.session.options import RunOptions
 from sp.session.recall import Memory, Recollection
-from sp.session.report import dropped_lines, report_facts, warn_extrapolated
+from sp.session.report import dropped_lines, launch_lines, report_facts, warn_extrapolated
 from sp.session.result import Answer, OnToken, Scored
 from sp.session.tokenise import Waiting, awaited, once_reading
 from sp.trace import Reporter, Stage, Trace, silent
@@ -235,6 +235,8 @@ def score_tokens(
         importance = pipeline.memory_manager.attempt(stack, role, new, partial(scorer.score, request))
         if gpus is not None:
             trace.facts["cards"] = [gpus_line(gpus, together=gpus.group.runs > before)]
+        if role == "drafter" and (lines := launch_lines(reader, n)):
+            trace.facts["launches"] = lines
     return importance
 
 

@@ -153,13 +153,13 @@ def test_every_launch_fits(tmp_path) -> None:
 
 def test_a_run_names_what_is_not_repeated(model, prompt) -> None:
     """As if it were a drafter on the device, with a prompt that is short enough."""
-    on_device, drafted = copy(model), SimpleNamespace(drafted=range(N))
+    on_device = copy(model)
     on_device.device = "cuda"
-    [line] = launch_lines(SimpleNamespace(model=on_device), drafted)
+    [line] = launch_lines(SimpleNamespace(model=on_device), N)
     assert line == "drafter: launches are prepared layer by layer: layer 0: its weights are not packed, as on the CPU"
-    assert launch_lines(SimpleNamespace(model=model), drafted) == []
+    assert launch_lines(SimpleNamespace(model=model), N) == []
     on_device.config = replace(model.config, hidden=1024)
-    assert launch_lines(SimpleNamespace(model=on_device), SimpleNamespace(drafted=range(1 << 20))) == []
+    assert launch_lines(SimpleNamespace(model=on_device), 1 << 20) == []
 
 
 def test_layers_with_a_window_are_not_recorded(model) -> None:

@@ -77,6 +77,10 @@ for name, budget in json.loads(sys.argv[2]).items():
     out[name + " pinned"] = len(dry_memory.pinned)
     out[name + " used"] = dry_memory.pool.used_bytes()
     out[name + " total"] = dry_memory.pool.total_bytes()
+few, most = Prompt.from_document(document[:6000], example.question, pair.target.template), replace(options, keep_ratio=0.9)
+need = pair.within(2 << 30).run(few, most, full=False).answer.trace.facts["residency"]["peak_bytes"]
+tight = pair.within(need - (4 << 20))  # the target needs more than scoring does, so the drafter leaves last
+out["few"] = [tight.run(few, most, full=False).answer.trace.facts["residency"] for _ in range(2)]
 again = pair.within(None)
 for _ in range(2):
     out["after"] = run(again)
@@ -139,6 +143,11 @@ def test_a_tight_budget_is_kept_and_models_take_turns(found) -> None:  # type: i
     parked = sum(n["nbytes"] for n in second["transitions"] if n["kind"] == "offload")
     assert 0 < parked < found["weights"]  # only as much as needed
     assert found["tight total"] <= second["budget_bytes"]
+
+
+def test_a_run_is_reported_after_its_drafter_has_left(found) -> None:  # type: ignore[no-untyped-def]
+    for report in found["few"]:
+        assert kinds(report)[-1] == ("offload", "drafter")
 
 
 def test_the_drafter_does_not_wait_for_the_targets_tokens(found) -> None:  # type: ignore[no-untyped-def]
