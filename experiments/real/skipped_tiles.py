@@ -1,10 +1,12 @@
-"""What real weights lose where attention leaves out key tiles of little weight (BLASST's rule), emulated in NumPy.
+"""What real weights lose where attention leaves out key tiles of little weight, emulated in NumPy.
 
-    python experiments/real/skipped_tiles.py smollm2-135m alice.txt --tokens 6144 --every 8 --shares 0 0.01 0.05 0.2
+    python experiments/real/skipped_tiles.py smollm2-135m alice.txt --tokens 6144 --shares 0.01 0.05 --budgets 0.01
 
-A tile of keys is left out for 64 rows of queries if all its scores lie below `share` of the largest weight that each
-row has seen: first the tile with the sink, then from the diagonal down, as a kernel would read them. Printed are the
-share of tiles that is read, the weight that rows lose, and KL, best tokens and loss beside whole attention.
+A tile of keys is left out for 64 rows of queries, by one of two rules: if all its scores lie below `share` of the
+largest weight that each row has seen (BLASST's), or if no row loses more than its `budget` of all weight so far
+(`sp.ops.skip_softmax`). Tiles come as a kernel reads them: first the one with the sink, then from the diagonal
+down. Printed are the share of tiles that is read, the weight that rows lose, and KL, best tokens and loss beside whole
+attention.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 from kv_quality import judged, stream
 
+from sp.models.cache.kv_type import known_kv
 from sp.ops.attention import attention as module
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.session import load
@@ -31,6 +34,7 @@ class Skipping:
     """Attention that leaves tiles out, and what it left out."""
 
     share: float
+    budget: float = 0.0
     tiles: int = 0
     read: int = 0
     rows: int = 0
@@ -38,7 +42,7 @@ class Skipping:
 
     def __call__(self, q: Any, k: Any, v: Any, rule: ScoreRule = PLAIN) -> Any:
         """As `sp.ops.attention.attention.attention`; layers with windows are left as they are."""
-        if not self.share or rule.window is not None:
+        if rule.window is not None:
             return whole_attention(q, k, v, rule)
         out, group, scale = np.empty_like(q), q.shape[1] // k.shape[1], np.float32(rule.scale or q.shape[2] ** -0.5)
         for head in range(q.shape[1]):
@@ -59,14 +63,28 @@ class Skipping:
         by_tile = padded.reshape(len(scores), tiles, keys)
         order = np.array([0, *range(tiles - 1, 0, -1)])
         best = by_tile.max(axis=2)[:, order]
-        out = order[(best < np.maximum.accumulate(best, axis=1) + np.log(self.share)).all(axis=0)]
         weights = np.exp(by_tile - padded.max(axis=1)[:, None, None])
         total = weights.sum(axis=(1, 2))
+        if self.budget:
+            out = within_budget(weights.sum(axis=2), order, self.budget)
+        else:
+            out = order[(best < np.maximum.accumulate(best, axis=1) + np.log(self.share)).all(axis=0)]
         self.tiles, self.read, self.rows = self.tiles + tiles, self.read + tiles - len(out), self.rows + len(scores)
         self.lost += float((weights[:, out].sum(axis=(1, 2)) / total).sum())
         weights[:, out] = 0
         flat = weights.reshape(len(scores), -1)[:, : scores.shape[1]]
         return flat / flat.sum(axis=1, keepdims=True)
+
+
+def within_budget(weights: Any, order: Any, budget: float) -> Any:
+    """Tiles that are left out where no row may lose more than a share of its weight; `weights` (rows, tiles)."""
+    seen, lost, out = np.zeros(len(weights)), np.zeros(len(weights)), []
+    for tile in order:
+        seen += weights[:, tile]
+        if tile != order[0] and (lost + weights[:, tile] <= budget * seen).all():
+            lost += weights[:, tile]
+            out.append(tile)
+    return np.array(out, int)
 
 
 def main() -> None:
@@ -75,25 +93,27 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=6144)
     parser.add_argument("--every", type=int, default=8, help="which tokens' logits are scored")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.01, 0.05, 0.2])
+    parser.add_argument("--shares", type=float, nargs="+", default=[])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[])
     given = parser.parse_args()
     loaded = load(given.model, device="cpu")
     ids = np.array(loaded.tokenizer.encode(given.text.read_text("utf-8"), framed=True).ids, np.int64)[
         : given.tokens + 1
     ]
     wanted = ids[given.every :: given.every]
-    exact = stream(loaded.model, ids[:-1], given.every, "f16", None)
-    for share in given.shares:
-        start, skipping = time.perf_counter(), Skipping(share)
+    exact = stream(loaded.model, ids[:-1], given.every, known_kv("f16"), None, 1)
+    rules = [("share", share, Skipping(share)) for share in given.shares]
+    for name, value, skipping in [*rules, *(("budget", budget, Skipping(0, budget)) for budget in given.budgets)]:
+        start = time.perf_counter()
         module.attention = skipping  # type: ignore[assignment]
         try:
-            near = stream(loaded.model, ids[:-1], given.every, "f16", None)
+            near = stream(loaded.model, ids[:-1], given.every, known_kv("f16"), None, 1)
         finally:
             module.attention = whole_attention
         told = judged(loaded.model, exact, near, wanted)
         read, lost = skipping.read / max(skipping.tiles, 1), skipping.lost / max(skipping.rows, 1)
-        shown = f"read {read if share else 1:.3f} lost {lost:.2e} kl {told['kl']:.2e} top1 {told['top1']:.4f}"
-        print(f"share {share:g} {shown} nll {told['nll']:.4f} {time.perf_counter() - start:.0f} s", flush=True)
+        shown = f"read {read:.3f} lost {lost:.2e} kl {told['kl']:.2e} top1 {told['top1']:.4f}"
+        print(f"{name} {value:g} {shown} nll {told['nll']:.4f} {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

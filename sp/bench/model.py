@@ -21,7 +21,7 @@ from sp.kernels.launch import launched_sources, reset_launched
 from sp.models import Arithmetic, Cache, Model, prefill, prefill_sparse
 from sp.models.run.graph import MOST, PrefillGraphs, longest
 from sp.models.run.imbalance import imbalance
-from sp.scoring.base import Sparse
+from sp.scoring.sparse import Sparse
 
 WARM_TOKENS = 16384  # enough that every kernel of a long prefill has run once
 IMBALANCE_TOKENS = 8192  # at most so many tokens measure the imbalance of experts

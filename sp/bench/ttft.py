@@ -24,7 +24,8 @@ from sp.kernels.launch import launched_sources, reset_launched
 from sp.models.cache.kv_type import cache_name
 from sp.models.shards.shards import SharedModel
 from sp.prompt import Prompt
-from sp.scoring.base import DRAFTING, recorded
+from sp.scoring.base import recorded
+from sp.scoring.sparse import DRAFTING
 from sp.selection import SELECTORS
 from sp.session import Loaded, Pipeline, RunOptions
 from sp.session.device_memory import format_bytes

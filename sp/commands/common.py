@@ -36,6 +36,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     Unless they set it, a scorer's attention depends on device and prompt length.
     """
     from sp.decode import DECODERS
+    from sp.ops.skip_softmax import SkipSoftmax
     from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.scoring import SCORERS
     from sp.scoring.base import by_length
@@ -48,7 +49,9 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     return {
         "scorer": chosen if "sparse" in options else by_length(chosen),
         "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
-        "target_sparse": from_mapping(FlashPrefill, sparse, "target") if sparse else None,
+        "target_sparse": from_mapping(SkipSoftmax if "skip" in sparse else FlashPrefill, sparse, "target")
+        if sparse
+        else None,
         "decode": read_strategy(decode, DECODERS, "--decode", decoding),
     }
 

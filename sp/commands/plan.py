@@ -189,11 +189,11 @@ def read_model(role: str, path: Path | None, shape: str | None, file_type: str |
 
 def expected(tokens: int) -> float | None:
     """Return the expected share of key blocks that a drafter reads on a GPU with `sp run`; None for all."""
-    from sp.ops.sparse.expected_density import expected_density
     from sp.scoring import SCORERS
     from sp.scoring.base import ReadingScorer
+    from sp.scoring.sparse import predicted_density
 
     scorer = SCORERS.build("auto", {"sparse": "auto"})
     assert isinstance(scorer, ReadingScorer)
     selector = scorer.resolve(tokens).sparse.rule
-    return None if selector is None else expected_density(selector, tokens)
+    return None if selector is None else predicted_density(selector, tokens)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from sp.arrays import Bools, Floats, Ints
 from sp.config import Registry, check_fields
-from sp.errors import ConfigError, SpWarning
+from sp.errors import ConfigError
 from sp.models import (
     ContextParallel,
     LayerAttention,
@@ -25,9 +24,7 @@ from sp.models import (
 from sp.models.config import first_layers
 from sp.ops.attention.importance import HEAT_CHUNK
 from sp.ops.attention.importance import chunk_means as chunk_means
-from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
-from sp.ops.sparse.expected_density import expected_density
-from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
+from sp.scoring.sparse import AUTO, DRAFTING, Sparse, predicted_density, renamed
 from sp.values import preview
 
 HEATMAP_CHUNK = HEAT_CHUNK  # tokens of a chunk of heat maps
@@ -227,86 +224,6 @@ SPARSE_TOKENS = 16384
 CPU cores. At alpha 0.1 it lost none of the needles that dense attention kept, up to 128K tokens
 (results/nvidia-h200/flashprefill_quality.jsonl)."""
 
-AUTO = "alpha:0.1"  # the rule of `auto` where attention is sparse
-DRAFTING = ("scorer", "attention", "alpha", "density", "blocks")
-"""Fields of a record's configuration that say how the drafter attended, which decides its cost; see `drafting`."""
-
-
-Rule = FlashPrefill | TopDensity | BlockBudget
-WRITTEN = "off, auto, alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:TOKENS] or energy:SHARE[:LEAST[:MOST]]"
-
-
-def rule_of(text: str, option: str) -> Rule:
-    """Parse a rule: its name and its numbers, separated by colons; ConfigError for anything else.
-
-    >>> rule_of("blocks:64", "--sparse").count, rule_of("alpha:0.1", "--sparse").window
-    (64, 4)
-    """
-    name, _, number = text.partition(":")
-    try:
-        if name in ("alpha", "density"):
-            return FlashPrefill(float(number)) if name == "alpha" else TopDensity(float(number))
-        if name.replace("blocks", "constant") in RULES and number.replace(":", "").replace(".", "").isdigit():
-            return read_rule(text.replace("blocks:", "constant:", 1), option)
-    except ValueError:
-        pass
-    raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
-
-
-class Sparse(str):
-    """Rule by which attention chooses key blocks: ``off`` (all of them), ``auto``, or as in `rule_of`."""
-
-    @classmethod
-    def parse(cls, text: str, option: str) -> Sparse:
-        """Parse a value; ConfigError, which names the option, for anything else."""
-        if text not in ("off", "auto"):
-            rule_of(text, option)
-        return cls(text.replace("constant:", "blocks:", 1))
-
-    @cached_property
-    def rule(self) -> Rule | None:
-        """The rule that selects blocks; None for all blocks, and for `auto` that is not resolved."""
-        return None if self in ("off", "auto") else rule_of(self, "sparse")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the fields of a record, which have the names from before there was one option.
-
-        >>> Sparse("blocks:64").recorded()
-        {'attention': 'flashprefill', 'alpha': None, 'density': None, 'blocks': 'constant:64'}
-        """
-        name, _, number = self.partition(":")
-        record: dict[str, Any] = dict.fromkeys(DRAFTING[1:])
-        record["attention"] = {"off": "dense", "auto": "auto"}.get(name, "flashprefill")
-        if name in record:
-            record[name] = f"constant:{number}" if name == "blocks" else float(number)
-        elif number:
-            record["blocks"] = str(self)
-        return record
-
-
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a scorer with old names of `sparse` replaced by it; a warning names them."""
-    rest = {name: value for name, value in values.items() if name not in DRAFTING[1:]}
-    old = {name: value for name, value in values.items() if name not in rest and value is not None}
-    if not old:
-        return rest
-    attention = old.get("attention", "flashprefill")
-    if attention not in ("dense", "flashprefill", "auto"):
-        raise ConfigError(f"attention must be dense, flashprefill or auto, not {preview(attention)}; try sparse={AUTO}")
-    number = next((name for name in ("density", "alpha") if name in old), None)
-    rule = (
-        old["blocks"].replace("constant", "blocks")
-        if "blocks" in old
-        else f"{number}:{old[number]:g}"
-        if number
-        else AUTO
-    )
-    sparse = {"dense": "off", "auto": "auto" if number is None else rule}.get(attention, rule)
-    if sparse == "off" and old.keys() & {"density", "blocks"}:
-        raise ConfigError("attention dense reads all blocks; omit it, or omit density and blocks")
-    warnings.warn(f"{' and '.join(old)} of a scorer: an old spelling; write sparse={sparse}", SpWarning, stacklevel=2)
-    return rest | {"sparse": sparse}
-
 
 @dataclass(frozen=True)
 class ReadingScorer(Scorer):
@@ -318,7 +235,8 @@ class ReadingScorer(Scorer):
         Key blocks that attention reads: off (all), auto (alpha:0.1 from 16K tokens on); alpha:0.1, a
         threshold of FlashPrefill, lower reads more; density:0.05, that share of the blocks, the strongest; or how many
         by rule: blocks:64, sqrt:64 (so many of 32K tokens), energy:0.9 (the fewest that hold this share of a query
-        block's energy).
+        block's energy); skip:0.05, all scores, but not the values of tiles of little weight, of
+        which no query loses more than this share.
     """
 
     sparse: Sparse = Sparse("off")  # noqa: RUF009  a text, which nothing can change
@@ -347,7 +265,7 @@ class ReadingScorer(Scorer):
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Return the predicted operations of the layers that are run, at the expected density of their attention."""
         rule, run = self.sparse.rule, first_layers(config, self.reading_depth(config))
-        return flops(run, tokens, density=1.0 if rule is None else expected_density(rule, tokens))
+        return flops(run, tokens, density=predicted_density(rule, tokens))
 
 
 def by_length(scorer: Scorer) -> Scorer:

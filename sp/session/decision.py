@@ -15,7 +15,7 @@ from sp.models.network.cost import flops
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import chunk_on_device
 from sp.models.shards.shards import SharedModel
-from sp.ops.sparse.expected_density import expected_density
+from sp.ops.skip_softmax import SkipSoftmax
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.planning.memory import least_bytes, product_bytes
 from sp.prompt import Prompt, TokenisedPrompt
@@ -23,6 +23,7 @@ from sp.prompt.heat import whole_characters
 from sp.prompt.spans import with_characters
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.base import ModelFreeScorer
+from sp.scoring.sparse import predicted_density
 from sp.selection import token_budget
 from sp.session.compress import positions_for
 from sp.session.device.memory_manager import MemoryManager
@@ -67,7 +68,7 @@ def speedup(
     tokens: int,
     keep_ratio: float,
     scorer: Scorer | None = None,
-    sparse: FlashPrefill | None = None,
+    sparse: FlashPrefill | SkipSoftmax | None = None,
     fixed_tokens: int = 0,
 ) -> float:
     """Return the FLOP of a full prefill over the FLOP of scoring + target prefill of the selected tokens.
@@ -81,7 +82,7 @@ def speedup(
     reader = target if scorer is not None and scorer.reads_target else drafter
     scoring = flops(reader, tokens) if scorer is None else scorer.flops(reader, tokens)
     whole, part = (
-        flops(target, n, density=1.0 if sparse is None else expected_density(sparse, n)) for n in (tokens, selected)
+        flops(target, n, density=1.0 if sparse is None else predicted_density(sparse, n)) for n in (tokens, selected)
     )
     return whole / (scoring + part)
 
@@ -92,7 +93,7 @@ def break_even(
     keep_ratio: float,
     fixed_tokens: int = 0,
     scorer: Scorer | None = None,
-    sparse: FlashPrefill | None = None,
+    sparse: FlashPrefill | SkipSoftmax | None = None,
 ) -> int | None:
     """Return the shortest prompt, to within 1 %, for which compression is predicted to be cheaper, or None.
 
@@ -121,7 +122,7 @@ def decide(
     threshold: int = 0,
     measured: BreakEven | None = None,
     scorer: Scorer | None = None,
-    sparse: FlashPrefill | None = None,
+    sparse: FlashPrefill | SkipSoftmax | None = None,
 ) -> Decision:
     """Decide for a prompt of `tokens` tokens of which `protected` must be kept.
 

@@ -15,7 +15,8 @@ from sp.kernels.machine import machine_facts, machine_slug
 from sp.models.network.arithmetic import attention_only_label, prequantized_label
 from sp.quant import Math
 from sp.scoring import Scorer
-from sp.scoring.base import DRAFTING, drafting
+from sp.scoring.base import drafting
+from sp.scoring.sparse import DRAFTING
 from sp.session.device_memory import format_bytes
 from sp.session.loaded import Loaded
 

@@ -14,9 +14,11 @@ from sp.keywords import names_keywords
 from sp.models import Gaps, ModelConfig, RopeScaling
 from sp.models.cache.kv_type import USUAL, KVType, rotates
 from sp.named import read_strategy
+from sp.ops.skip_softmax import SkipSoftmax
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.scoring import SCORERS, Scorer
-from sp.scoring.base import ModelFreeScorer, ReadingScorer, Sparse
+from sp.scoring.base import ModelFreeScorer, ReadingScorer
+from sp.scoring.sparse import Sparse
 from sp.selection import SELECTORS, Selector, check_keep_ratio
 from sp.session.device_memory import Size, Where
 
@@ -150,8 +152,8 @@ class RunOptions:
     sparse : Sparse, optional
         Key blocks that the drafter reads, instead of the scorer's own setting: off, auto, alpha:0.1, density:0.05,
         blocks:64, sqrt:64 or energy:0.9.
-    target_sparse : FlashPrefill, optional
-        Block-sparse attention of target prefill; dense if omitted.
+    target_sparse : FlashPrefill or SkipSoftmax, optional
+        Block-sparse attention of target prefill, or without tiles of little weight; dense if omitted.
     decode : Decoder or str
         Decoder, by name: greedy, sample, or speculative with a draft: dflash (a chain) or ddtree (a tree).
     max_new_tokens : int
@@ -186,7 +188,7 @@ class RunOptions:
     rotate: Annotated[bool | None, Option(fixed=True)] = None
     state_gaps: Annotated[Gaps, Option(fixed=True)] = "compact"
     sparse: Sparse | None = None
-    target_sparse: Annotated[FlashPrefill | None, Option(fixed=True, textual=False)] = None
+    target_sparse: Annotated[FlashPrefill | SkipSoftmax | None, Option(fixed=True, textual=False)] = None
     decode: ByName[Decoder] = "greedy"  # type: ignore[assignment]
     max_new_tokens: Annotated[ByName[Tokens], Option(least=1)] = 64  # type: ignore[assignment]
     seed: Annotated[int, Option(least=0)] = 0

@@ -20,7 +20,7 @@ from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.models.shards.load_shards import load_shards
 from sp.parallel.host import HostGroup
-from sp.scoring.base import Sparse
+from sp.scoring.sparse import Sparse
 from sp.session.loaded import embedded
 from sp.studies.plots.roofline import draw, points, roof
 

@@ -248,7 +248,7 @@ def test_prompts_beyond_the_context_are_told_to_be_cut(monkeypatch: pytest.Monke
 
 def test_one_way_to_attend_is_for_scorers_that_can() -> None:
     from sp.commands.bench.ttft import settings_of
-    from sp.scoring.base import Sparse
+    from sp.scoring.sparse import Sparse
 
     made = settings_of(
         (0.1,),

@@ -195,6 +195,22 @@ void wgmma_ss(float (&d)[Sums], uint64_t a, uint64_t b, bool accumulate) {
         multiply<Sums, float>(all, [&](int row, int k) { return f16_at(all[0][1], row, k); }, f16_at, 16);
     });
 }
+// A in registers, fragments of 16 rows a warp; rows of B are those of the sum, in panels of 64 columns.
+template <int Sums>
+void wgmma_rs(float (&d)[Sums], const unsigned* a, uint64_t b) {
+    meet(group_place(), 128, {uint64_t(d), uint64_t(a), b, true}, [](Letters& all) {
+        const auto left = [&](int row, int k) {
+            const int thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2, word = row % 16 / 8 + k / 8 * 2;
+            return half(reinterpret_cast<const unsigned*>(all[thread][1])[word] >> 16 * (k % 2) & 65535);
+        };
+        const auto right = [](uint64_t from, int column, int k) {
+            const unsigned start = (from & 0x3fff) << 4, leading = (from >> 16 & 0x3fff) << 4, stride = (from >> 32 & 0x3fff) << 4;
+            const unsigned at = start + column / 64 * leading + k / 8 * stride + k % 8 * 128 + column % 64 * 2;
+            return half(*reinterpret_cast<const uint16_t*>(memory + (at ^ (at >> 3 & 0x70))));
+        };
+        multiply<Sums, float>(all, left, right, 16);
+    });
+}
 inline void wgmma_e4m3(float (&d)[68], const unsigned* a, uint64_t b) {
     meet(group_place(), 128, {uint64_t(d), uint64_t(a), b, true}, [](Letters& all) {
         const auto left = [&](int row, int k) {

@@ -77,7 +77,8 @@ for name, budget in json.loads(sys.argv[2]).items():
     out[name + " pinned"] = len(dry_memory.pinned)
     out[name + " used"] = dry_memory.pool.used_bytes()
     out[name + " total"] = dry_memory.pool.total_bytes()
-few, most = Prompt.from_document(document[:6000], example.question, pair.target.template), replace(options, keep_ratio=0.9)
+few = Prompt.from_document(document[:6000], example.question, pair.target.template)
+most = replace(options, keep_ratio=0.9)
 need = pair.within(2 << 30).run(few, most, full=False).answer.trace.facts["residency"]["peak_bytes"]
 tight = pair.within(need - (4 << 20))  # the target needs more than scoring does, so the drafter leaves last
 out["few"] = [tight.run(few, most, full=False).answer.trace.facts["residency"] for _ in range(2)]

@@ -18,7 +18,7 @@ from sp.commands.shell.terminal import AsJson, Column, cells_of, print_json, pro
 from sp.config import Tokens
 from sp.errors import ConfigError
 from sp.models.cache.kv_type import USUAL, KVType
-from sp.scoring.base import Sparse
+from sp.scoring.sparse import Sparse
 from sp.session.options import PrecisionName
 
 

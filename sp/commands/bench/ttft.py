@@ -16,7 +16,7 @@ from sp.commands.shell.terminal import check_folder, progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
 from sp.keywords import recorded
-from sp.scoring.base import Sparse
+from sp.scoring.sparse import Sparse
 from sp.session import ConversationOptions, RunOptions
 from sp.session.device_memory import Size
 from sp.session.options import ModelOptions, PlaceOptions

@@ -14,6 +14,7 @@ from sp.ops.attention.attention import gate_output, takes_bytes
 from sp.ops.attention.byte_attention.attend import attend
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
+from sp.ops.skip_softmax import SkipSoftmax, skipping_attention
 from sp.ops.sparse.block_budget import BlockBudget
 from sp.ops.sparse.block_lists import possible
 from sp.ops.sparse.block_selector import BlockSelector
@@ -32,7 +33,8 @@ class LayerAttention(Protocol):
 
 
 class BlockCounts(NamedTuple):
-    """Number of blocks listed in one call, (heads, query blocks), and the number of causally visible blocks."""
+    """Number of blocks listed in one call, (heads, query blocks), and the number of causally visible blocks; of
+    `SkipSoftmax` those of its tiles."""
 
     counts: Any
     possible: int
@@ -40,16 +42,16 @@ class BlockCounts(NamedTuple):
 
 @dataclass
 class SparseAttention:
-    """Attention in which every query sees the key blocks that a selector lists for it; see
-    `sp.ops.sparse.sparse_attention`.
+    """Attention in which every query sees the key blocks that a selector lists for it, see
+    `sp.ops.sparse.sparse_attention`; or all but tiles of little weight, see `sp.ops.skip_softmax`.
 
     Fewer queries than a block, after a prefix (those of a prefill's last layer), attend densely. Many queries use the
     int8 or fp8 kernels if the cache asks for it and scores are plain, except with mean correction, which needs sums of
-    weights.
+    weights. `SkipSoftmax` uses kernels of 16 bits alone; layers with windows, sinks or a softcap attend densely there.
 
     Parameters
     ----------
-    selector : BlockSelector
+    selector : BlockSelector or SkipSoftmax
         For example ``FlashPrefill(alpha=0.1)``.
     ends : bool
         True if the last queries are those of the prompt. In earlier chunks of a prompt it is False, and a selector that
@@ -58,7 +60,7 @@ class SparseAttention:
         Block counts of each layer so far.
     """
 
-    selector: BlockSelector
+    selector: BlockSelector | SkipSoftmax
     ends: bool = True
     reads: dict[int, list[BlockCounts]] = field(default_factory=dict)
 
@@ -70,6 +72,8 @@ class SparseAttention:
         if n < min(BLOCK, pages.tokens):
             return dense_attention(cache, layer, q, gate, rule)
         selector = self.selector
+        if isinstance(selector, SkipSoftmax):
+            return self._skipping(selector, cache, layer, q, gate, rule)
         # The last blocks of a chunk are not the question at the end of the prompt.
         if not self.ends and isinstance(selector, ByEnergy):
             selector = _without_ends(selector)
@@ -82,6 +86,17 @@ class SparseAttention:
         else:
             out, counts = sparse_attention(q, pages, scale, selector, rule)
         self.reads.setdefault(layer, []).append(BlockCounts(counts, heads * possible(n, pages.tokens)))
+        return gate_output(out, gate, pages.rotated)
+
+    def _skipping(
+        self, selector: SkipSoftmax, cache: Cache, layer: int, q: Floats, gate: Floats | None, rule: ScoreRule
+    ) -> Floats:
+        """Attend without tiles of little weight."""
+        if rule.window is not None or rule.softcap is not None or rule.sinks is not None:
+            return dense_attention(cache, layer, q, gate, rule)
+        pages = cache.stored(layer)
+        out, tiles = skipping_attention(pages.queries(q), pages, rule.scale or q.shape[2] ** -0.5, selector)
+        self.reads.setdefault(layer, []).append(BlockCounts(tiles.read, tiles.possible))
         return gate_output(out, gate, pages.rotated)
 
     def before_end(self, blocks: int) -> SparseAttention:

@@ -19,6 +19,7 @@ from sp.models.network.model import Model
 from sp.models.run.chunked import CHUNK, checked_prompt, slices
 from sp.models.run.hooks import NO_HOOKS, Hooks, Progress, ProgressReporter
 from sp.models.run.layer_attention import LayerAttention, SparseAttention
+from sp.ops.skip_softmax import SkipSoftmax
 from sp.ops.sparse.block_selector import BlockSelector
 
 LAYER_MAJOR_CHUNK = {"cpu": 2048, "cuda": 16384}
@@ -273,7 +274,7 @@ def prefill_sparse(
     ids: Ints,
     positions: Ints,
     cache: Cache,
-    selector: BlockSelector,
+    selector: BlockSelector | SkipSoftmax,
     *,
     chunk: int | None = None,
     progress: Progress | None = None,
@@ -289,7 +290,7 @@ def prefill_sparse(
         See `prefill`.
     cache : Cache
         Of any format, rotated or not; may hold earlier tokens of the same sequence.
-    selector : BlockSelector
+    selector : BlockSelector or SkipSoftmax
         For example ``FlashPrefill(alpha=0.1)``.
     chunk : int, optional
         Tokens of a chunk. The result depends on it slightly, since query blocks start where chunks do.

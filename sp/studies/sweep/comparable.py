@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sp.scoring.base import AUTO, SPARSE_TOKENS, attending
+from sp.scoring.base import SPARSE_TOKENS, attending
+from sp.scoring.sparse import AUTO
 from sp.studies.sweep.store import Row, SweepResults, session_facts
 from sp.studies.sweep.sweep import config_hash
 
