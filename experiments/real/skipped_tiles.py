@@ -1,12 +1,13 @@
 """What real weights lose where attention leaves out key tiles of little weight, emulated in NumPy.
 
-    python experiments/real/skipped_tiles.py smollm2-135m alice.txt --tokens 6144 --shares 0.01 0.05 --budgets 0.01
+    python experiments/real/skipped_tiles.py smollm2-135m alice.txt --tokens 6144 --shares 0.01 --budgets 0.05 0.1
+    python experiments/real/skipped_tiles.py smollm2-135m alice.txt --tokens 6144 --budgets 0.02 0.05 --of-one 1
 
 A tile of keys is left out for 64 rows of queries, by one of two rules: if all its scores lie below `share` of the
-largest weight that each row has seen (BLASST's), or if no row loses more than its `budget` of all weight so far
-(`sp.ops.skip_softmax`). Tiles come as a kernel reads them: first the one with the sink, then from the diagonal
-down. Printed are the share of tiles that is read, the weight that rows lose, and KL, best tokens and loss beside whole
-attention.
+largest weight that each row has seen (BLASST's), or if no row loses more than a budget of all weight so far, and a part
+of it by this tile (`sp.ops.skip_softmax`). Tiles come as a kernel reads them: first the one with the sink, then from
+the diagonal down. Printed are the share of tiles that is read, the weight that rows lose, and KL, best tokens and loss
+beside whole attention.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kv_quality import judged, stream
 from sp.models.cache.kv_type import known_kv
 from sp.ops.attention import attention as module
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
+from sp.ops.skip_softmax import OF_ONE
 from sp.session import load
 
 ROWS = 64  # queries of a tile, as one warpgroup has them
@@ -35,6 +37,7 @@ class Skipping:
 
     share: float
     budget: float = 0.0
+    of_one: float = OF_ONE  # largest part of the budget for one tile
     tiles: int = 0
     read: int = 0
     rows: int = 0
@@ -66,7 +69,7 @@ class Skipping:
         weights = np.exp(by_tile - padded.max(axis=1)[:, None, None])
         total = weights.sum(axis=(1, 2))
         if self.budget:
-            out = within_budget(weights.sum(axis=2), order, self.budget)
+            out = within_budget(weights.sum(axis=2), order, self.budget, self.of_one)
         else:
             out = order[(best < np.maximum.accumulate(best, axis=1) + np.log(self.share)).all(axis=0)]
         self.tiles, self.read, self.rows = self.tiles + tiles, self.read + tiles - len(out), self.rows + len(scores)
@@ -76,12 +79,14 @@ class Skipping:
         return flat / flat.sum(axis=1, keepdims=True)
 
 
-def within_budget(weights: Any, order: Any, budget: float) -> Any:
-    """Tiles that are left out where no row may lose more than a share of its weight; `weights` (rows, tiles)."""
+def within_budget(weights: Any, order: Any, budget: float, of_one: float) -> Any:
+    """Tiles that are left out where no row may lose more than `budget` of its weight, nor `of_one` of that by one tile;
+    `weights` (rows, tiles)."""
     seen, lost, out = np.zeros(len(weights)), np.zeros(len(weights)), []
     for tile in order:
         seen += weights[:, tile]
-        if tile != order[0] and (lost + weights[:, tile] <= budget * seen).all():
+        little = (lost + weights[:, tile] <= budget * seen) & (weights[:, tile] <= of_one * budget * seen)
+        if tile != order[0] and little.all():
             lost += weights[:, tile]
             out.append(tile)
     return np.array(out, int)
@@ -95,6 +100,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=8, help="which tokens' logits are scored")
     parser.add_argument("--shares", type=float, nargs="+", default=[])
     parser.add_argument("--budgets", type=float, nargs="+", default=[])
+    parser.add_argument("--of-one", type=float, default=OF_ONE, help="largest part of a budget for one tile")
     given = parser.parse_args()
     loaded = load(given.model, device="cpu")
     ids = np.array(loaded.tokenizer.encode(given.text.read_text("utf-8"), framed=True).ids, np.int64)[
@@ -103,7 +109,10 @@ def main() -> None:
     wanted = ids[given.every :: given.every]
     exact = stream(loaded.model, ids[:-1], given.every, known_kv("f16"), None, 1)
     rules = [("share", share, Skipping(share)) for share in given.shares]
-    for name, value, skipping in [*rules, *(("budget", budget, Skipping(0, budget)) for budget in given.budgets)]:
+    for name, value, skipping in [
+        *rules,
+        *(("budget", each, Skipping(0, each, given.of_one)) for each in given.budgets),
+    ]:
         start = time.perf_counter()
         module.attention = skipping  # type: ignore[assignment]
         try:

@@ -265,7 +265,7 @@ class ReadingScorer(Scorer):
     def flops(self, config: ModelConfig, tokens: int) -> float:
         """Return the predicted operations of the layers that are run, at the expected density of their attention."""
         rule, run = self.sparse.rule, first_layers(config, self.reading_depth(config))
-        return flops(run, tokens, density=predicted_density(rule, tokens))
+        return flops(run, tokens, density=1.0 if rule is None else predicted_density(rule, tokens))
 
 
 def by_length(scorer: Scorer) -> Scorer:

@@ -44,14 +44,14 @@ def rule_of(text: str, option: str) -> Rule:
     raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
 
 
-def predicted_density(rule: Rule | None, tokens: int) -> float:
-    """Return the share of the causal blocks that a prompt of so many tokens is predicted to read: 1 without a rule, and
-    for `SkipSoftmax`, since what it leaves out depends on the text.
+def predicted_density(rule: Rule, tokens: int) -> float:
+    """Return the share of the causal blocks that a prompt of so many tokens is predicted to read: 1 for
+    `SkipSoftmax`, since what it leaves out depends on the text.
 
-    >>> predicted_density(None, 8192), predicted_density(SkipSoftmax(0.01), 8192)
-    (1.0, 1.0)
+    >>> predicted_density(SkipSoftmax(0.05), 131072), round(predicted_density(FlashPrefill(0.1), 131072), 2)
+    (1.0, 0.05)
     """
-    return 1.0 if rule is None or isinstance(rule, SkipSoftmax) else expected_density(rule, tokens)
+    return 1.0 if isinstance(rule, SkipSoftmax) else expected_density(rule, tokens)
 
 
 class Sparse(str):

@@ -124,11 +124,9 @@ def launch_lines(drafter: Loaded, tokens: int) -> list[str]:
     """Return a line if the launches of a prompt of few `tokens` are prepared layer by layer instead of replayed.
 
     Preparing them takes the host longer than the device needs to run them; see `sp.models.run.replay`. The drafter's
-    weights must be on the device, where a budget of memory does not leave them after scoring.
+    weights must be on a GPU, where a budget of memory does not leave them after scoring.
     """
     model = drafter.model
-    if model.device == "cpu":
-        return []
     # The host would be slower than the device.
     quick = short(model.config, tokens, MOST_ALONE[model.arithmetic.precision])
     why = replay_refusal(model) if quick else None

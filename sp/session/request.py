@@ -235,7 +235,7 @@ def score_tokens(
         importance = pipeline.memory_manager.attempt(stack, role, new, partial(scorer.score, request))
         if gpus is not None:
             trace.facts["cards"] = [gpus_line(gpus, together=gpus.group.runs > before)]
-        if role == "drafter" and (lines := launch_lines(reader, n)):
+        if role == "drafter" and reader.model.device == "cuda" and (lines := launch_lines(reader, n)):
             trace.facts["launches"] = lines
     return importance
 

@@ -18,9 +18,9 @@ MACHINE = {"gpu": "Card", "driver": "1", "nvrtc": "1", "cupy": "1"}
 WITH_OTHERS = {"ttft_memory"}
 """Written by the commands of another benchmark."""
 RETIRED = {"eight_bit_large", "flashprefill_quality", "matmul_alone"}
-BY_HAND = {"real_drafter", "kv_quality", "evidence", "front_text"}
-"""Of real files, which are sent along: experiments/real/speed.py and evidence.py, experiments/kv_quality.py and
-front_text.py."""
+BY_HAND = {"real_drafter", "kv_quality", "skip_softmax", "evidence", "front_text"}
+"""Of real files, which are sent along: experiments/real/speed.py, skip_softmax.py and evidence.py,
+experiments/kv_quality.py and front_text.py."""
 
 
 @pytest.fixture
