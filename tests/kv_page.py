@@ -10,7 +10,7 @@ from typing import Any
 
 from models_page import table, write
 
-from sp.bench.record import newest
+from sp.bench.record import newest, reads_all
 from sp.models import KVType
 from sp.models.synthetic.shapes import find_shape
 from sp.planning.memory import kv_bytes
@@ -69,7 +69,7 @@ def speed() -> list[str]:
         c, m = record["config"], record["metrics"]
         if c.get("shape") != "qwen3.6-27b" or c.get("engine") != "sp" or c.get("math", "bf16") != "bf16":
             continue
-        if c.get("path") != "sm_90a" or c.get("cards", 1) != 1 or c.get("asked_density") is not None:
+        if c.get("path") != "sm_90a" or c.get("cards", 1) != 1 or not reads_all(c):
             continue
         what = c.get("prompt_tokens") or c.get("context")
         kind = "prefill" if record["bench"] == "prefill" else "decode"

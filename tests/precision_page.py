@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from models_page import table, write
 
-from sp.bench.record import newest
+from sp.bench.record import newest, reads_all
 from sp.models.network.arithmetic import FIRST_LAYERS, prequantized_label
 from sp.models.synthetic.shapes import find_shape
 from sp.session.measured import precisions_of
@@ -145,9 +145,8 @@ def prefills(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
     speeds: dict[tuple[str, int], dict[str, float]] = {}
     for record in newest(folder / "prefill.jsonl"):
         c = record["config"]
-        alone = c["engine"] == "sp" and c.get("cards", 1) == 1
-        same = c["shape"], c["type"], c["kv"], c.get("asked_density")
-        if alone and same == ("qwen3.6-27b", "q4_k_m", "f16", None):
+        alone = c["engine"] == "sp" and c.get("cards", 1) == 1 and reads_all(c)
+        if alone and (c["shape"], c["type"], c["kv"]) == ("qwen3.6-27b", "q4_k_m", "f16"):
             speeds.setdefault((c["path"], c["prompt_tokens"]), {})[precisions_of(c)[0]] = record["metrics"]["tok_s"]
     return speeds
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from models_page import table, write
 
-from sp.bench.record import newest
+from sp.bench.record import newest, reads_all
 from sp.commands.plan import expected
 from sp.errors import ConfigError
 from sp.models.network.arithmetic import AUTO, AskedPrecision, attention_only_label, prequantized_label
@@ -96,7 +96,7 @@ Timings = Iterator[tuple[str, float, float]]
 
 def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model = weights(c["shape"], c["type"])
-    if model and c["engine"] == "sp" and c.get("asked_density") is None:
+    if model and c["engine"] == "sp" and reads_all(c):
         count, tokens = gpus_of(c)[0], c["prompt_tokens"]
         if model := _made_in(model.shared_by(count), precisions_of(c)[0], c, "asked_math"):
             seconds = _roofline(c, target_gpus=count).prefill_s(model, tokens)
@@ -117,6 +117,8 @@ def _scoring(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model = weights(shape, rest.partition(" ")[0])
     if model and (model := _made_in(model, precisions_of(c)[0], c, "asked_math")):
         tokens, density = c["prompt_tokens"], m["density"] if c["attention"] == "flashprefill" else None
+        if c["attention"] == "skip_softmax":  # all scores, some values: not predicted
+            return
         seconds = _roofline(c, gpus=gpus_of(c)[0]).score_s(model, tokens, density)
         yield f"{shape}, {tokens:,} tokens at density {m['density']:.2f}", m["score_s"], seconds
 

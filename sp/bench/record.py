@@ -84,6 +84,15 @@ def hashed_anew(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "kernel_hash": kernel_hash(record["kernels"])}
 
 
+def reads_all(config: Mapping[str, Any]) -> bool:
+    """Return True if attention of a record's prefill read everything: its configuration has no rule.
+
+    >>> reads_all({"prompt_tokens": 512}), reads_all({"asked_density": 0.05}), reads_all({"asked_sparse": "skip:0.05"})
+    (True, False, False)
+    """
+    return config.get("asked_density") is None and config.get("asked_sparse") is None
+
+
 def key_of(record: Mapping[str, Any]) -> str:
     """Return the key of a measurement, a text of its benchmark and configuration."""
     return json.dumps([record.get("bench"), record.get("config")], sort_keys=True)

@@ -118,7 +118,7 @@ class RunArguments(RunOptions):
     ----------
     settings : list of str
         Option of a strategy, e.g. scorer.queries=16 or decode.budget=22, or of the target's sparse prefill, e.g.
-        target.alpha=0.1; repeatable.
+        target.alpha=0.1 or target.skip=0.05; repeatable.
     """
 
     settings: Annotated[list[str], Option(flags=("--set",))] = ()  # type: ignore[assignment]

@@ -88,8 +88,11 @@ def skipping_attention(q: Floats, at: PagedKV, scale: float, rule: SkipSoftmax) 
     q : float32 (n, heads, d), on the device float16
         In the basis of the cached keys, not yet scaled.
     scale : float, usually ``d ** -0.5``
+    at : PagedKV
+        The kernels take its number of tokens from the host, so their launches cannot be part of a CUDA graph.
     """
     check_sizes(q, at)
+    assert at.tokens <= len(at.table) * BLOCK, f"{at.tokens} tokens, {len(at.table)} pages"
     if not is_device(q):
         return skipped(q, *at.gather(), scale, rule.skip)
     at = at.unpacked()
@@ -138,6 +141,8 @@ def _tiles(n: int, tokens: int, rows: int, keys: int) -> int:
 
 def _on_hopper(q: Any, at: PagedKV, scale: float, budget: float) -> tuple[Any, TileCounts]:
     cupy, (n, heads, d) = import_cupy(), q.shape
+    assert q.dtype == np.float16, f"queries of {q.dtype}"
+    at.check_queries(q)
     blocks, group, keys = -(-n // BLOCK), heads // at.kv_heads, tile_keys(d)
     out, read = cupy.empty((n, heads, d), np.uint16), cupy.empty((heads, blocks, 2), np.int32)
     pool = at.k.shape[0] * BLOCK

@@ -286,7 +286,13 @@ def recorded(scorer: Scorer) -> dict[str, Any]:
 
 
 def attending(config: Mapping[str, Any]) -> str:
-    """Return the sparse rule of a configuration that has some fields of `DRAFTING`; empty for dense attention."""
+    """Return the sparse rule of a configuration that has some fields of `DRAFTING`; empty for dense attention.
+
+    >>> attending({"density": 0.05}), attending({"blocks": "sqrt:64"}), attending({"blocks": "skip:0.05"})
+    ('density 0.05', 'blocks sqrt:64', 'skip 0.05')
+    """
+    if str(config.get("blocks")).startswith("skip:"):  # recorded there, as every rule without a field of its own
+        return str(config["blocks"]).replace(":", " ")
     rules = ((name, config.get(name)) for name in ("blocks", "density", "alpha"))
     return next((f"{n} {v:g}" if isinstance(v, (int, float)) else f"{n} {v}" for n, v in rules if v is not None), "")
 

@@ -151,7 +151,7 @@ class RunOptions:
         Treatment of gaps by the target's recurrent layers.
     sparse : Sparse, optional
         Key blocks that the drafter reads, instead of the scorer's own setting: off, auto, alpha:0.1, density:0.05,
-        blocks:64, sqrt:64 or energy:0.9.
+        blocks:64, sqrt:64, energy:0.9 or skip:0.05.
     target_sparse : FlashPrefill or SkipSoftmax, optional
         Block-sparse attention of target prefill, or without tiles of little weight; dense if omitted.
     decode : Decoder or str
@@ -209,7 +209,8 @@ class RunOptions:
             raise ConfigError("text_rejoin loses the original positions; use it with positions contiguous")
         if self.target_sparse is not None and isinstance(self.decode, Speculative):
             raise ConfigError(
-                "speculative decoding needs dense attention in the target; omit target.alpha or use decoder greedy"
+                "speculative decoding needs dense attention in the target; omit target.alpha or target.skip, or use "
+                "decoder greedy"
             )
         contiguous = self.positions == "contiguous" or self.mapping == "text_rejoin"
         if self.state_gaps != "compact" and (contiguous or self.target_sparse is not None):

@@ -18,7 +18,7 @@ FOLDER = ROOT / "results" / "nvidia-h200"
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
 MARKED = {path: page for path, page in PAGES.items() if marked(page)}
 TOLD = "\n".join(MARKED.values())
-SPECIAL = {"asked_density", "layout", "engine", "draft", "epilogue", "weights"}
+SPECIAL = {"asked_density", "asked_sparse", "layout", "engine", "draft", "epilogue", "weights"}
 """Keys of special forms: a record that has one is meant only where it is named."""
 TARGET = {"engine": "sp", "shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "math": "bf16", "cards": 1}
 SPEED = [*MARKED, *(ROOT / "docs" / f"{name}.md" for name in ("gpu", "sparse-attention", "decoding"))]

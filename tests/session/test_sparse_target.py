@@ -10,6 +10,7 @@ import pytest
 from retriever_files import text_task
 
 from sp.models.synthetic.shapes import find_shape
+from sp.ops.skip_softmax import SkipSoftmax
 from sp.ops.sparse.flashprefill import FlashPrefill
 from sp.prompt import Prompt
 from sp.scoring import SCORERS
@@ -18,6 +19,7 @@ from sp.session.decision import speedup
 from sp.studies.pages.run_report import summary
 
 V1 = FlashPrefill(0.05, sink=1, window=1)
+SKIP = SkipSoftmax(0.1)
 V2 = replace(V1, share="group", visibility="first", mean_correction=True)
 
 
@@ -26,7 +28,7 @@ def pair(retriever_target: Path, retriever_drafter: Path) -> Pipeline:
     return Pipeline(load(retriever_target, device="cpu"), load(retriever_drafter, extrapolate=True, device="cpu"))
 
 
-@pytest.mark.parametrize(("sparse", "kv", "rotate"), [(V1, "f32", False), (V2, "f16", True)])
+@pytest.mark.parametrize(("sparse", "kv", "rotate"), [(V1, "f32", False), (V2, "f16", True), (SKIP, "q8_0", None)])
 def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
     task = text_task(2000, needles=8, seed=4)
     prompt = Prompt.from_document(task.document, task.question, pair.target.template, needle=task.needle)

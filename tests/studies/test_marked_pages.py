@@ -8,6 +8,7 @@ import pytest
 from test_headline import record, rows
 
 from sp import cli
+from sp.bench.record import reads_all
 from sp.errors import ConfigError
 from sp.kernels.hashing import kernel_hash
 from sp.studies.pages.report import write_pages
@@ -116,3 +117,18 @@ def test_nothing_is_written_unless_all_can_be(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=why):
             write_pages([RECORDS], [good, page])
         assert good.read_text() == PAGE
+
+
+@pytest.mark.parametrize(
+    "rule", [{"asked_density": 0.05}, {"asked_sparse": "skip:0.05"}, {"asked_sparse": "blocks:64"}]
+)
+def test_a_prefill_by_a_sparse_rule_is_in_no_row_of_dense_ones(rule: dict[str, object]) -> None:
+    config = {**OURS, "prompt_tokens": 131072, "path": "sm_90a"}
+    facts = {"bench": "prefill", "samples": [1], "kernels": [], "kernel_hash": kernel_hash([])}
+    dense, other = (
+        {**facts, "config": keys, "metrics": {"tok_s": rate}}
+        for keys, rate in ((config, 1000.0), (config | rule, 9999.0))
+    )
+    assert "| 1,000 |" in whole_models([dense, other])
+    assert "9,999" not in whole_models([dense, other])
+    assert [reads_all(each["config"]) for each in (dense, other)] == [True, False]

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from tiny_sweep import SWEEP
 
+from sp.errors import ConfigError
 from sp.scoring.base import SCORERS
 from sp.studies.pages.report import write_report
 from sp.studies.sweep.comparable import comparable
 from sp.studies.sweep.conduct import SweepPlan, carry_out, make_plan
-from sp.studies.sweep.provenance import code_sha256, files_sha256
+from sp.studies.sweep.provenance import code_sha256, files_sha256, scorer_files
 from sp.studies.sweep.store import read_results
 from sp.studies.sweep.sweep import load_sweep
 
@@ -192,3 +193,10 @@ def test_what_counts_of_a_file(old: str, new: str, same: bool, tmp_path: Path) -
     second.write_text(PLUGIN.replace(old, new))
     assert first.read_text() != second.read_text()
     assert (code_sha256([first]) == code_sha256([second])) is same
+
+
+@pytest.mark.parametrize("rule", ["skip:0.05", "energy:0.5:1:16", "energy:0.9"])
+def test_a_sparse_rule_with_a_point_is_no_file(rule: str) -> None:
+    assert scorer_files({"cells": [{"scorer": {"name": "tail", "blocks": rule}}]}, "a study") == {}
+    with pytest.raises(ConfigError, match="is not a file"):
+        scorer_files({"cells": [{"scorer": {"name": "tail", "weights": "none.npz"}}]}, "a study")

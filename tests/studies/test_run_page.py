@@ -61,7 +61,10 @@ def test_nothing_that_others_wrote_is_markup_and_nothing_is_fetched(pair: sp.Pip
         assert str(attributes.get("href", "#")).startswith("#")
 
 
-@pytest.mark.parametrize(("rule", "told"), [("blocks:1", " % of the causal blocks read"), ("off", "dense")])
+RULES = [("blocks:1", " % of the causal blocks read"), ("skip:0.2", " % of the causal blocks read"), ("off", "dense")]
+
+
+@pytest.mark.parametrize(("rule", "told"), RULES)
 def test_how_sparsely_the_drafter_read_is_there(pair: sp.Pipeline, tmp_path: Path, rule: str, told: str) -> None:
     options = sp.RunOptions(compress="always", **{**OPTIONS, "scorer": f"tail[sparse={rule}]"})
     prompt = sp.Prompt.from_document("The sky is blue. " * 400, "What is blue?", pair.target.template)

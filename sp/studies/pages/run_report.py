@@ -52,10 +52,10 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
     `reasoning` is the thinking before the answer, by the marks of the chat template. `keep_ratio` is the realised
     share of the prompt's tokens, which may be below that of the options; `forced_tokens` were kept by constraints,
     whatever their scores. `full_ttft_s` and `full_answer` are None if the full prefill was not run; `correct` is None
-    without a known answer. Densities are the shares of the causal key blocks that attention read, mean over layers: 1
-    if it was dense, None without attention. `acceptance_length` is the mean number of tokens per pass of the target;
-    None without speculative decoding. `window` says how a prompt longer than the target's window was read; None for
-    all others.
+    without a known answer. Densities are the shares of the causal key blocks that attention read (by a skip rule, of
+    the tiles whose values it read), mean over layers: 1 if it was dense, None without attention. `acceptance_length` is
+    the mean number of tokens per pass of the target; None without speculative decoding. `window` says how a prompt
+    longer than the target's window was read; None for all others.
     """
     full, facts = result.full, result.answer.trace.facts
     return {

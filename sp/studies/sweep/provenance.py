@@ -21,6 +21,7 @@ from sp.gguf import GGUFFile, chat_template
 from sp.kernels.host_code import is_prose
 from sp.models import ModelConfig, read_config
 from sp.plugins import file_of
+from sp.scoring.sparse import DRAFTING
 from sp.session.loaded import default_drafter, embedded
 from sp.studies.sweep.sweep import Pair, Run
 from sp.trace import write_atomic
@@ -92,7 +93,12 @@ def scorer_files(config: Mapping[str, Any], label: str) -> dict[str, str]:
         for option, value in cell["scorer"].items():
             if option == "weights" and value == "" and EMBEDDED_SCORER.is_file():
                 digests[EMBEDDED_WEIGHTS] = files_sha256([EMBEDDED_SCORER])
-            if option == "name" or not isinstance(value, str) or not Path(value).suffix or value in digests:
+            if (
+                option in ("name", *DRAFTING)
+                or not isinstance(value, str)
+                or not Path(value).suffix
+                or value in digests
+            ):
                 continue  # a text without a suffix is no file
             if not os.path.isfile(value):
                 raise ConfigError(

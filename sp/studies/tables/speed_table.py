@@ -10,7 +10,7 @@ from sp.studies.tables.headline import first_result
 from sp.studies.tables.lookup import LIBRARIES, Record, age, find, markdown, metric, percent
 
 MODEL = {"shape": "qwen3.6-27b", "type": "q4_k_m", "kv": "f16", "cards": 1}
-OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None}
+OURS = MODEL | {"engine": "sp", "math": "bf16", "draft": None, "asked_density": None, "asked_sparse": None}
 PROMPTS = (512, 8192, 32768, 131072)
 PORTABLE = 8192  # tokens of the prefill that is also measured with portable kernels and with other models
 OTHERS = {
