@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from sp.kernels.launch import KernelSpec
-from sp.kernels.specs.attention.attention_portable import ATTENTION_PORTABLE, WARPS, queries
+from sp.kernels.specs.attention import attention_portable
+from sp.kernels.specs.attention.attention_portable import WARPS, queries
 from sp.kernels.specs.attention.attention_portable import variant as wide_variant
 from sp.kernels.specs.attention.attention_sm90 import HEAD_DIMS, smem, tile_keys, variant
 
@@ -38,5 +39,5 @@ ATTENTION_SKIP_PORTABLE = KernelSpec(
     ),
     threads=32 * WARPS,
     variants=tuple(map(portable_variant, HEAD_DIMS)),
-    smem=ATTENTION_PORTABLE.smem,
+    smem=attention_portable.ATTENTION_PORTABLE.smem,
 )  # fmt: skip
