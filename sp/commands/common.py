@@ -36,8 +36,6 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     Unless they set it, a scorer's attention depends on device and prompt length.
     """
     from sp.decode import DECODERS
-    from sp.ops.skip_softmax import SkipSoftmax
-    from sp.ops.sparse.flashprefill import FlashPrefill
     from sp.scoring import SCORERS
     from sp.scoring.base import by_length
     from sp.selection import SELECTORS
@@ -49,11 +47,23 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     return {
         "scorer": chosen if "sparse" in options else by_length(chosen),
         "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
-        "target_sparse": from_mapping(SkipSoftmax if "skip" in sparse else FlashPrefill, sparse, "target")
-        if sparse
-        else None,
+        "target_sparse": _target_rule(sparse) if sparse else None,
         "decode": read_strategy(decode, DECODERS, "--decode", decoding),
     }
+
+
+def _target_rule(options: Mapping[str, object]) -> Any:
+    """Build the rule of the target's attention from its options; ConfigError for unknown ones and for two rules."""
+    from sp.ops.skip_softmax import SkipSoftmax
+    from sp.ops.sparse.flashprefill import FlashPrefill
+
+    known = [field.name for field in fields(FlashPrefill)]
+    for name in options:
+        if name not in (*known, "skip"):
+            raise unknown_name("option of target", name, [*known, "skip"])
+        if name != "skip" and "skip" in options:
+            raise ConfigError(f"target.skip and target.{name} belong to different rules; omit one")
+    return from_mapping(SkipSoftmax if "skip" in options else FlashPrefill, options, "target")
 
 
 def overrides(settings: Sequence[str], group: str) -> dict[str, object]:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from retriever_files import text_task
 
+from sp.commands.common import read_settings
+from sp.errors import ConfigError
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.skip_softmax import SkipSoftmax
 from sp.ops.sparse.flashprefill import FlashPrefill
@@ -55,3 +57,16 @@ def test_a_sparse_target_leaves_less_to_gain() -> None:
     target, drafter = find_shape("qwen3.6-27b").config, find_shape("qwen3-0.6b").config
     dense, sparse = (speedup(target, drafter, 131072, 0.05, sparse=one) for one in (None, FlashPrefill(0.1)))
     assert 0.5 * dense < sparse < 0.8 * dense
+
+
+def test_a_targets_rule_is_told_by_its_options() -> None:
+    def rule(*settings: str) -> object:
+        return read_settings("tail", "top_chunks", "greedy", settings)["target_sparse"]
+
+    assert rule() is None
+    assert rule("target.skip=0.05") == SkipSoftmax(0.05)
+    assert rule("target.alpha=0.1", "target.window=2") == FlashPrefill(0.1, window=2)
+    with pytest.raises(ConfigError, match="did you mean 'skip'"):
+        rule("target.skipp=0.05")
+    with pytest.raises(ConfigError, match="belong to different rules"):
+        rule("target.alpha=0.1", "target.skip=0.05")
