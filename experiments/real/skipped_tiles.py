@@ -24,7 +24,7 @@ from kv_quality import judged, stream
 from sp.models.cache.kv_type import known_kv
 from sp.ops.attention import attention as module
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
-from sp.ops.skip_softmax import OF_ONE
+from sp.ops.skip_softmax import OF_ONE, left_out
 from sp.session import load
 
 ROWS = 64  # queries of a tile, as one warpgroup has them
@@ -69,7 +69,7 @@ class Skipping:
         weights = np.exp(by_tile - padded.max(axis=1)[:, None, None])
         total = weights.sum(axis=(1, 2))
         if self.budget:
-            out = within_budget(weights.sum(axis=2), order, self.budget, self.of_one)
+            out = np.array(left_out(weights.sum(axis=2), tiles, self.budget, self.of_one), int)
         else:
             out = order[(best < np.maximum.accumulate(best, axis=1) + np.log(self.share)).all(axis=0)]
         self.tiles, self.read, self.rows = self.tiles + tiles, self.read + tiles - len(out), self.rows + len(scores)
@@ -77,19 +77,6 @@ class Skipping:
         weights[:, out] = 0
         flat = weights.reshape(len(scores), -1)[:, : scores.shape[1]]
         return flat / flat.sum(axis=1, keepdims=True)
-
-
-def within_budget(weights: Any, order: Any, budget: float, of_one: float) -> Any:
-    """Tiles that are left out where no row may lose more than `budget` of its weight, nor `of_one` of that by one tile;
-    `weights` (rows, tiles)."""
-    seen, lost, out = np.zeros(len(weights)), np.zeros(len(weights)), []
-    for tile in order:
-        seen += weights[:, tile]
-        little = (lost + weights[:, tile] <= budget * seen) & (weights[:, tile] <= of_one * budget * seen)
-        if tile != order[0] and little.all():
-            lost += weights[:, tile]
-            out.append(tile)
-    return np.array(out, int)
 
 
 def main() -> None:

@@ -116,21 +116,39 @@ def skipped(
         score[np.arange(seen) > np.arange(start, seen)[:, None]] = -np.inf
         weight = exp2_normal(score - score.max(axis=1, keepdims=True))
         tiles = np.add.reduceat(weight, np.arange(0, seen, keys), axis=1)
-        met, lost = tiles[:, 0].copy(), np.zeros(len(weight), weight.dtype)
-        for tile in range(tiles.shape[1] - 1, 0, -1):
-            met += tiles[:, tile]
-            # A tile that some row does not see entirely is always read.
-            little = (tiles[:, tile] <= OF_ONE * budget * met) & (lost + tiles[:, tile] <= budget * met)
-            if (tile + 1) * keys - 1 <= start and little.all():
-                lost += tiles[:, tile]
-                weight[:, tile * keys : (tile + 1) * keys] = 0
-            else:
-                read[place] += 1
-        read[place] += 1  # the first
+        omitted = left_out(tiles, (start + 1) // keys, budget)
+        for tile in omitted:
+            weight[:, tile * keys : (tile + 1) * keys] = 0
+        read[place] = tiles.shape[1] - len(omitted)
         out[rows, head] = weight @ v[:seen, head // (heads // kv_heads)] / weight.sum(axis=1, keepdims=True)
 
     run_parallel(one, list(np.ndindex(*read.shape)))
     return out, TileCounts(read, heads * _tiles(n, tokens, rows_together, keys))
+
+
+def left_out(tiles: Floats, whole: int, budget: float, of_one: float = OF_ONE) -> list[int]:
+    """Return the tiles that rows leave out together, in the order in which they are met.
+
+    Parameters
+    ----------
+    tiles : float (rows, tiles)
+        The weight of each tile for each row, on any scale.
+    whole : int
+        Number of first tiles that all rows see entirely; others are always read, and so is the first.
+
+    Examples
+    --------
+    >>> left_out(np.array([[90.0, 1.0, 2.0, 7.0]]), 3, 0.05)
+    [1]
+    """
+    met, lost, omitted = tiles[:, 0].copy(), np.zeros(len(tiles), tiles.dtype), list[int]()
+    for tile in range(tiles.shape[1] - 1, 0, -1):
+        weight = tiles[:, tile]
+        met += weight
+        if tile < whole and ((weight <= of_one * budget * met) & (lost + weight <= budget * met)).all():
+            lost += weight
+            omitted.append(tile)
+    return omitted
 
 
 def _tiles(n: int, tokens: int, rows: int, keys: int) -> int:

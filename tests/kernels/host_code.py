@@ -104,6 +104,14 @@ def _run(*command: str | Path) -> None:
     assert done.returncode == 0, done.stderr[:4000]
 
 
+def tensor_map(array: np.ndarray, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """A map as host_hopper.h reads it."""
+    words = np.zeros(16, np.uint64)
+    ones = (1,) * (4 - len(dims))
+    words[:13] = (array.ctypes.data, array.itemsize, *dims, *ones, *strides, *(0 for _ in ones), *box, *ones)
+    return aligned(words)
+
+
 def with_calls(text: str) -> str:
     """`text` with `CALLS` in place of statements of PTX."""
 

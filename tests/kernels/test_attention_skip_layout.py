@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from host_code import aligned, hosted, pointer
+from host_code import aligned, hosted, pointer, tensor_map
 
 from sp.kernels.specs.attention.attention_skip import WARPS, portable_variant, queries, tile_keys
 from sp.ops.attention.kv_pages import kv_append
@@ -54,13 +54,6 @@ def kernel(path: str, d: int) -> ctypes.CDLL:
     return hosted("attention_skip_portable.cu", PORTABLE, folder, **portable_variant(d))
 
 
-def tensor_map(array: np.ndarray, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
-    """A map of f16 as host_hopper.h reads it."""
-    words = np.zeros(16, np.uint64)
-    words[:13] = (array.ctypes.data, 2, *dims, *strides, *box)
-    return aligned(words)
-
-
 def attended(path: str, q, pages, table, tokens: int, budget: float) -> tuple[np.ndarray, int]:
     """Outputs, and how many tiles are read."""
     (n, heads, d), kv_heads = q.shape, pages[0].shape[2]
@@ -71,7 +64,12 @@ def attended(path: str, q, pages, table, tokens: int, budget: float) -> tuple[np
         read, following = aligned(np.full((heads, blocks, 2), -1, np.int32)), aligned(np.zeros(1, np.int32))
         maps = [tensor_map(q, (64, n, d // 64, heads), (heads * d * 2, 128, d * 2), (64, 128, d // 64, 1))]
         maps += [
-            tensor_map(page, (64, rows, d // 64, kv_heads), (kv_heads * d * 2, 128, d * 2), (64, keys, d // 64, 1))
+            tensor_map(
+                page.view(np.float16),
+                (64, rows, d // 64, kv_heads),
+                (kv_heads * d * 2, 128, d * 2),
+                (64, keys, d // 64, 1),
+            )
             for page in pages
         ]
         arrays, sizes = (*maps, table, out, read, following), (tokens, n, heads, heads // kv_heads)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_code import aligned, hosted, pointer
+from host_code import aligned, hosted, pointer, tensor_map
 
 from sp.kernels.flatten import flatten
 from sp.kernels.specs.attention.attention_bytes import smem
@@ -144,14 +144,6 @@ def test_the_mean_of_sampled_keys(rounding: Any, tokens: int) -> None:
     want = key_centre(case.k.astype(np.float64))
     np.testing.assert_allclose(case.centre, want, rtol=0, atol=2e-6 * np.abs(case.k).max())
     assert (tokens < 128) == (not want.any())
-
-
-def tensor_map(array: np.ndarray, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
-    """A map as host_hopper.h reads it."""
-    words = np.zeros(16, np.uint64)
-    ones = (1,) * (4 - len(dims))
-    words[:13] = (array.ctypes.data, array.itemsize, *dims, *ones, *strides, *(0 for _ in ones), *box, *ones)
-    return aligned(words)
 
 
 def attended(
