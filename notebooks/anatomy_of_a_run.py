@@ -23,7 +23,7 @@ import numpy as np
 import sp
 from sp.evals import TASKS
 from sp.scoring import SCORERS
-from sp.studies.pages.run_report import as_text
+from sp.studies.pages.kept_text import as_text
 from sp.studies.figures import importance_figure
 
 pipeline = sp.load(device="cpu")

@@ -57,7 +57,7 @@ def run(
     from sp.decode import DECODERS, Speculative
     from sp.prompt import Prompt
     from sp.studies.pages import run_report
-    from sp.studies.pages.run_report import as_text
+    from sp.studies.pages.kept_text import as_text
     from sp.studies.sample import sample
 
     options = arguments.options

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from markup_read import Read
 from retriever_files import text_task
+from rich.console import Console
 
 from sp.commands.common import read_settings
 from sp.errors import ConfigError
@@ -18,7 +22,7 @@ from sp.prompt import Prompt
 from sp.scoring import SCORERS
 from sp.session import Pipeline, RunOptions, load
 from sp.session.decision import speedup
-from sp.studies.pages.run_report import summary
+from sp.studies.pages.run_report import print_outcome, summary, write_files
 
 V1 = FlashPrefill(0.05, sink=1, window=1)
 SKIP = SkipSoftmax(0.1)
@@ -50,7 +54,29 @@ def test_answers_are_right_and_densities_told(pair, sparse, kv, rotate) -> None:
     assert told["target_density"] == np.mean(result.answer.densities) < 1
     assert told["drafter_density"] == np.mean(result.importance.densities) < 1
     dense = summary(pair.run(prompt, replace(options, target_sparse=None, compress="off")), {})
-    assert (dense["target_density"], dense["drafter_density"]) == (1, None)
+    assert (dense["target_density"], dense["drafter_density"], dense["full_target_density"]) == (1, None, None)
+
+
+def test_the_density_of_the_full_prefill_is_told_beside_that_of_the_compressed_one(pair, tmp_path) -> None:
+    task = text_task(2000, needles=8, seed=4)
+    prompt = Prompt.from_document(task.document, task.question, pair.target.template)
+    options = RunOptions(keep_ratio=0.5, compress="always", target_sparse=V1, max_new_tokens=2, scorer="lexical")
+    result = pair.run(prompt, options, full=True)
+    full = float(np.mean(result.full.densities))
+    assert full != np.mean(result.answer.densities)
+    files = write_files(result, pair, options, tmp_path, {"sp": "0"})
+    report = summary(result, files)
+    assert report["full_target_density"] == full
+    assert json.loads(files["trace"].read_text())["full_target_densities"] == list(result.full.densities)
+    name, share = "Attention of the target, full prefill", f"sparse, {100 * full:.1f} % of the causal blocks read"
+    page = Read(files["report"].read_text()).text
+    assert page.partition(name)[2].lstrip().startswith(share)
+    printed = Console(file=io.StringIO(), width=200)
+    print_outcome(printed, report, result, verbose=True)
+    assert f"{name}  {share}" in printed.file.getvalue()
+    one = pair.run(prompt, replace(options, compress="off"), full=True)
+    print_outcome(printed, summary(one, files), one, verbose=True)
+    assert printed.file.getvalue().count(name) == 1  # there is one pass, named once
 
 
 def test_a_sparse_target_leaves_less_to_gain() -> None:

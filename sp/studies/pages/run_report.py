@@ -14,7 +14,7 @@ from sp.columns import ColumnTable
 from sp.errors import printable
 from sp.page.heat import HeatMap, Place, overview
 from sp.page.markup import Cell, Html, asset, facts, join, page, sortable, tag
-from sp.prompt.heat import KINDS, LEVELS, edges, kinds, text_of
+from sp.prompt.heat import LEVELS
 from sp.session import Answer, Pipeline, RunOptions, RunResult
 from sp.session.compress import positions_for
 from sp.trace import Trace, write_atomic
@@ -51,11 +51,11 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
 
     `reasoning` is the thinking before the answer, by the marks of the chat template. `keep_ratio` is the realised
     share of the prompt's tokens, which may be below that of the options; `forced_tokens` were kept by constraints,
-    whatever their scores. `full_ttft_s` and `full_answer` are None if the full prefill was not run; `correct` is None
-    without a known answer. Densities are the shares of the causal key blocks that attention read (by a skip rule, of
-    the tiles whose values it read), mean over layers: 1 if it was dense, None without attention. `acceptance_length` is
-    the mean number of tokens per pass of the target; None without speculative decoding. `window` says how a prompt
-    longer than the target's window was read; None for all others.
+    whatever their scores. Values whose names begin with `full_` are of the full prefill, and None if it was not run;
+    `correct` is None without a known answer. Densities are the shares of the causal key blocks that attention read (by
+    a skip rule, of the tiles whose values it read), mean over layers: 1 if it was dense, None without attention.
+    `acceptance_length` is the mean number of tokens per pass of the target; None without speculative decoding. `window`
+    says how a prompt longer than the target's window was read; None for all others.
     """
     full, facts = result.full, result.answer.trace.facts
     return {
@@ -81,6 +81,7 @@ def summary(result: RunResult, files: dict[str, Path], expected: list[str] | Non
         "full_stages": stage_rows(full) if full else None,
         "drafter_density": drafter_density(result),
         "target_density": mean_density(result.answer.densities),
+        "full_target_density": mean_density(full.densities) if full else None,
         "acceptance_length": result.answer.acceptance_length,
         "peak_bytes": result.peak_bytes,
         **{name: facts.get(name, []) for name in NOTES},
@@ -136,6 +137,7 @@ def run_trace(result: RunResult, pipeline: Pipeline, options: RunOptions, facts:
         "expert_choices": run_facts.get("expert_choices"),
         "drafter_densities": list(result.importance.densities) if result.importance else [],
         "target_densities": list(result.answer.densities),
+        "full_target_densities": list(result.full.densities) if result.full else [],
         "tokens_by_pass": list(result.answer.passes),
     }
     trace.arrays = {"token_bytes": result.prompt.bytes, "token_ids": result.prompt.ids}
@@ -257,12 +259,20 @@ NOTES = {
 }  # keys of a report's lists of notes, with their titles
 
 
+READINGS = {
+    "drafter_density": "drafter",
+    "target_density": "target",
+    "full_target_density": "target, full prefill",
+}  # keys of a report's densities, with who read
+
+
 def _attention(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for role in ("drafter", "target"):
-        density = report[f"{role}_density"]
-        if density is not None:
+    for key, reader in READINGS.items():
+        density = report[key]
+        one_pass = key.startswith("full_") and not report["activated"]  # the line before is that of the full prefill
+        if density is not None and not one_pass:
             rule = "dense" if density == 1 else f"sparse, {100 * density:.1f} % of the causal blocks read"
-            yield f"Attention of the {role}", rule
+            yield f"Attention of the {reader}", rule
 
 
 def _details(report: dict[str, Any]) -> Iterator[str]:
@@ -410,40 +420,3 @@ def _settings(trace_facts: Mapping[str, Any], report: Mapping[str, Any]) -> Html
 
 def _value_text(value: object) -> str:
     return "none" if value is None else "yes" if value is True else "no" if value is False else str(value)
-
-
-STYLES = {"kept": "", "question": "cyan", "needle": "bold green", "lost needle": "bold red"}
-
-
-def runs(result: RunResult) -> Iterator[tuple[str, int, int]]:
-    """Iterate over runs of consecutive tokens of one kind, as (kind, first token, end token)."""
-    kinds_of_tokens = kinds(result.prompt, None if result.selection is None else result.selection.selected)
-    for start, end in edges(kinds_of_tokens):
-        yield KINDS[kinds_of_tokens[start]], start, end
-
-
-def piece(result: RunResult, start: int, end: int) -> str:
-    """Return the text of tokens [start, end); bytes of incomplete characters are U+FFFD."""
-    return text_of(result.prompt.prompt.text.encode(), result.prompt.bytes, start, end)
-
-
-def as_text(result: RunResult, limit: int | None = 1600) -> Text:
-    """Return kept text for a terminal, with gaps replaced by their lengths, and cut after `limit` characters.
-
-    The question, the needle and the runs of tokens next to it are always shown in full.
-    """
-    parts = list(runs(result))
-    excerpt = Text()
-    letters = 0
-    for index, (kind, start, end) in enumerate(parts):
-        near_needle = any(other[0].endswith("needle") for other in parts[max(0, index - 1) : index + 2])
-        if kind == "dropped":
-            excerpt.append(f" […{end - start:,} tokens…] ", style="dim")
-        elif limit is None or letters < limit or near_needle or kind == "question":
-            text = printable(piece(result, start, end))
-            letters += len(text)
-            # Colour alone would not show that a needle is missing, and a pipe has none.
-            excerpt.append(f"[left out: {text}]" if kind == "lost needle" else text, style=STYLES[kind])
-        else:
-            excerpt.append(f" [{end - start:,} kept tokens not shown] ", style="dim")
-    return excerpt
