@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from sp.commands.shell.parser import opt
 from sp.commands.shell.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
-from sp.config import Option, Tokens, from_mapping
+from sp.config import Option, Tokens
 from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy, read_value
 from sp.session.device_memory import Where
@@ -38,6 +38,7 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     from sp.decode import DECODERS
     from sp.scoring import SCORERS
     from sp.scoring.base import by_length
+    from sp.scoring.sparse import target_rule
     from sp.selection import SELECTORS
 
     scoring, selecting, sparse, decoding = (overrides(settings, group) for group in GROUPS)
@@ -47,23 +48,9 @@ def read_settings(scorer: str, selector: str, decode: str, settings: Sequence[st
     return {
         "scorer": chosen if "sparse" in options else by_length(chosen),
         "selector": read_strategy(selector, SELECTORS, "--selector", selecting),
-        "target_sparse": _target_rule(sparse) if sparse else None,
+        "target_sparse": target_rule(sparse) if sparse else None,
         "decode": read_strategy(decode, DECODERS, "--decode", decoding),
     }
-
-
-def _target_rule(options: Mapping[str, object]) -> Any:
-    """Build the rule of the target's attention from its options; ConfigError for unknown ones and for two rules."""
-    from sp.ops.skip_softmax import SkipSoftmax
-    from sp.ops.sparse.flashprefill import FlashPrefill
-
-    known = [field.name for field in fields(FlashPrefill)]
-    for name in options:
-        if name not in (*known, "skip"):
-            raise unknown_name("option of target", name, [*known, "skip"])
-        if name != "skip" and "skip" in options:
-            raise ConfigError(f"target.skip and target.{name} belong to different rules; omit one")
-    return from_mapping(SkipSoftmax if "skip" in options else FlashPrefill, options, "target")
 
 
 def overrides(settings: Sequence[str], group: str) -> dict[str, object]:

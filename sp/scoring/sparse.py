@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from sp.errors import ConfigError, SpWarning
+from sp.config import from_mapping
+from sp.errors import LISTED, ConfigError, SpWarning, short, unknown_name
 from sp.ops.skip_softmax import SkipSoftmax
-from sp.ops.sparse.block_budget import RULES, BlockBudget, read_rule
+from sp.ops.sparse.block_budget import BlockBudget, ConstantBlocks, EnergyBlocks, SqrtBlocks
 from sp.ops.sparse.expected_density import expected_density
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
 from sp.values import preview
@@ -20,11 +22,32 @@ DRAFTING = ("scorer", "attention", "alpha", "density", "blocks")
 
 
 Rule = FlashPrefill | TopDensity | BlockBudget | SkipSoftmax
-BY_NUMBER: Mapping[str, Callable[[float], Rule]] = {"alpha": FlashPrefill, "density": TopDensity, "skip": SkipSoftmax}
-WRITTEN = (
-    "off, auto, alpha:THRESHOLD, density:SHARE, blocks:COUNT, sqrt:COUNT[:TOKENS], energy:SHARE[:LEAST[:MOST]] "
-    "or skip:BUDGET"
-)
+
+
+class Form(NamedTuple):
+    """How a rule is written: its class, and the names of the numbers behind its own, the first `least` needed."""
+
+    rule: Callable[..., Rule]
+    numbers: tuple[str, ...]
+    least: int = 1
+
+    @property
+    def syntax(self) -> str:
+        """The numbers as they are written, such as ``COUNT[:TOKENS]``."""
+        needed, more = self.numbers[: self.least], self.numbers[self.least :]
+        return ":".join(needed) + "".join(f"[:{name}" for name in more) + "]" * len(more)
+
+
+FORMS: Mapping[str, Form] = {
+    "alpha": Form(FlashPrefill, ("THRESHOLD",)),
+    "density": Form(TopDensity, ("SHARE",)),
+    "blocks": Form(ConstantBlocks, ("COUNT",)),
+    "sqrt": Form(SqrtBlocks, ("COUNT", "TOKENS")),
+    "energy": Form(EnergyBlocks, ("SHARE", "LEAST", "MOST")),
+    "skip": Form(SkipSoftmax, ("BUDGET",)),
+}
+WHOLE = ("COUNT", "TOKENS", "LEAST", "MOST")
+WRITTEN = ", ".join(["off, auto", *(f"{name}:{form.syntax}" for name, form in FORMS.items())])
 
 
 def rule_of(text: str, option: str) -> Rule:
@@ -32,16 +55,60 @@ def rule_of(text: str, option: str) -> Rule:
 
     >>> rule_of("blocks:64", "--sparse").count, rule_of("alpha:0.1", "--sparse").window
     (64, 4)
+    >>> rule_of("skip:2", "--sparse")
+    Traceback (most recent call last):
+    sp.errors.ConfigError: --sparse skip:2: skip is 2.0; it must be at least 0 and below 1
     """
-    name, _, number = text.partition(":")
+    name, *numbers = _canonical(text, option).split(":")
+    form = FORMS[name]
+    values = [int(n) if kind in WHOLE else float(n) for kind, n in zip(form.numbers, numbers, strict=False)]
     try:
-        if name in BY_NUMBER:
-            return BY_NUMBER[name](float(number))
-        if name.replace("blocks", "constant") in RULES and number.replace(":", "").replace(".", "").isdigit():
-            return read_rule(text.replace("blocks:", "constant:", 1), option)
-    except ValueError:
-        pass
-    raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
+        return form.rule(*values)
+    except ConfigError as error:
+        raise as_written(error, f"{option} {short(text)}") from None
+
+
+def target_rule(options: Mapping[str, object]) -> FlashPrefill | SkipSoftmax:
+    """Build the rule of the target's attention from its options; ConfigError for unknown ones and for two rules.
+
+    >>> target_rule({"skip": 0.05}), target_rule({"alpha": 0.1, "window": 2}).window
+    (SkipSoftmax(skip=0.05), 2)
+    """
+    known = [field.name for field in fields(FlashPrefill)]
+    for name in options:
+        if name not in (*known, "skip"):
+            raise unknown_name("option of target", name, [*known, "skip"])
+        if name != "skip" and "skip" in options:
+            raise ConfigError(f"target.skip and target.{name} belong to different rules; omit one")
+    try:
+        if "skip" in options:
+            return from_mapping(SkipSoftmax, options, "target")
+        return from_mapping(FlashPrefill, options, "target")
+    except ConfigError as error:
+        raise as_written(error, "target") from None
+
+
+def as_written(error: ConfigError, where: str) -> ConfigError:
+    """Return the error of a rule with the place where its number was written, instead of the rule's class."""
+    problem = str(error).partition(": ")[2].replace("at is", "TOKENS is")
+    return ConfigError(f"{where}: {short(problem, LISTED)}")
+
+
+def _canonical(text: str, option: str) -> str:
+    """Return a rule as records have it, so that ``skip:5e-2`` and ``skip:0.05`` are one; ConfigError for no rule."""
+    name, *numbers = text.split(":")
+    name = "blocks" if name == "constant" else name  # as records have it
+    form = FORMS.get(name)
+    if form is None or not form.least <= len(numbers) <= len(form.numbers):
+        raise ConfigError(f"{option} takes {WRITTEN}, as in alpha:0.1, not {text[:40]!r}")
+    written = [name]
+    for kind, number in zip(form.numbers, numbers, strict=False):
+        try:
+            written.append(str(int(number)) if kind in WHOLE else repr(float(number) + 0.0).removesuffix(".0"))
+        except ValueError:
+            noun = "a whole number" if kind in WHOLE else "a number"
+            raise ConfigError(f"{option} {short(text)}: {kind} in {name}:{form.syntax} must be {noun}") from None
+    return ":".join(written)
 
 
 def predicted_density(rule: Rule, tokens: int) -> float:
@@ -60,9 +127,10 @@ class Sparse(str):
     @classmethod
     def parse(cls, text: str, option: str) -> Sparse:
         """Parse a value; ConfigError, which names the option, for anything else."""
-        if text not in ("off", "auto"):
-            rule_of(text, option)
-        return cls(text.replace("constant:", "blocks:", 1))
+        if text in ("off", "auto"):
+            return cls(text)
+        rule_of(text, option)
+        return cls(_canonical(text, option))
 
     @cached_property
     def rule(self) -> Rule | None:

@@ -102,7 +102,7 @@ def test_the_command_prints_every_test() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--sparse", "alpha:few"), "takes off, auto"),
+        (("--sparse", "alpha:few"), "--sparse alpha:few: THRESHOLD in"),
         (("--sparse", "alpha:2"), "alpha"),
         (("--sparse", "density:0"), "density"),
         (("--layers", "99"), "depth"),

@@ -237,7 +237,7 @@ def test_old_words_are_read_with_a_line(old, sparse) -> None:
         ({"sparse": "blocks:0"}, "count is 0"),
         ({"sparse": "energy"}, "sparse takes off, auto, alpha:THRESHOLD"),
         ({"sparse": "alpha:0.1:2"}, "sparse takes off"),
-        ({"sparse": "blocks:many"}, "sparse takes off"),
+        ({"sparse": "blocks:many"}, "sparse blocks:many: COUNT in"),
         ({"depth": 0}, "depth"),
     ],
 )
