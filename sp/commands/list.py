@@ -44,6 +44,8 @@ def sections() -> dict[str, tuple[str, list[Field]]]:
         elif option.name in CELL_KEYS:
             cells.append(dataclasses.replace(option, default=COMPRESS) if option.name == "compress" else option)
     cells += [_options(kind, default) for kind, (_, default) in STRATEGIES.items()]
+    rule = "Rule of the target's attention: alpha and other options of FlashPrefill, or skip; dense without such a key."
+    cells.append(Field("target.OPTION", "any", None, rule))
     return {
         "top": ("At the top of the file.", [*fields_of(TopKeys), *parts]),
         "pairs": ("Models; the embedded pair without this section.", fields_of(Pair)),

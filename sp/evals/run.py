@@ -24,6 +24,7 @@ from sp.models import ModelConfig
 from sp.prompt import TokenisedPrompt
 from sp.scoring import SCORERS, Scorer
 from sp.scoring.controls import OracleScorer
+from sp.scoring.sparse import rule_text
 from sp.selection import SELECTORS
 from sp.session import Answer, Pipeline, RunOptions, Scored, request
 from sp.session.compress import with_positions
@@ -196,8 +197,8 @@ class ExampleRun:
         return dict(zip(RESULTS, values, strict=True))
 
 
-COLUMNS = ("keep_ratio", "positions", "mapping", "mark_omitted", "kv", "rotate", "state_gaps", "seed")
-"""Options that are columns of a row, unchanged."""
+COLUMNS = ("keep_ratio", "positions", "mapping", "mark_omitted", "kv", "rotate", "state_gaps", "target_sparse", "seed")
+"""Options that are columns of a row."""
 STAGES = {
     "tokenise_s": "tokenise",
     "score_s": "score",
@@ -228,6 +229,7 @@ def cell_columns(index: int, options: RunOptions, target: ModelConfig) -> Row:
         "decode": label(DECODERS, options.decode),
         **{name: getattr(options, name) for name in COLUMNS},
         "rotate": options.rotated,
+        "target_sparse": options.target_sparse and rule_text(options.target_sparse),
     }
     whole = {
         "scorer": FULL, "selector": FULL, "decode": "greedy", "keep_ratio": 1.0, "positions": "original",

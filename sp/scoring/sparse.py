@@ -88,10 +88,30 @@ def target_rule(options: Mapping[str, object]) -> FlashPrefill | SkipSoftmax:
         raise as_written(error, "target") from None
 
 
+def rule_text(rule: FlashPrefill | SkipSoftmax) -> str:
+    """Return a rule of the target's attention for columns and reports: its number, then options that were changed.
+
+    >>> rule_text(SkipSoftmax(0.05)), rule_text(FlashPrefill(0.1, window=2))
+    ('skip:0.05', 'alpha:0.1 window=2')
+    """
+    first, *others = fields(rule)
+    changed = [f"{f.name}={value}" for f in others if (value := getattr(rule, f.name)) != f.default]
+    return " ".join([f"{first.name}:{number_text(getattr(rule, first.name))}", *changed])
+
+
 def as_written(error: ConfigError, where: str) -> ConfigError:
     """Return the error of a rule with the place where its number was written, instead of the rule's class."""
     problem = str(error).partition(": ")[2].replace("at is", "TOKENS is")
     return ConfigError(f"{where}: {short(problem, LISTED)}")
+
+
+def number_text(number: float) -> str:
+    """Return the one text of a number.
+
+    >>> number_text(5e-2), number_text(1), number_text(-0.0)
+    ('0.05', '1', '0')
+    """
+    return repr(number + 0.0).removesuffix(".0")
 
 
 def _canonical(text: str, option: str) -> str:
@@ -104,7 +124,7 @@ def _canonical(text: str, option: str) -> str:
     written = [name]
     for kind, number in zip(form.numbers, numbers, strict=False):
         try:
-            written.append(str(int(number)) if kind in WHOLE else repr(float(number) + 0.0).removesuffix(".0"))
+            written.append(str(int(number)) if kind in WHOLE else number_text(float(number)))
         except ValueError:
             noun = "a whole number" if kind in WHOLE else "a number"
             raise ConfigError(f"{option} {short(text)}: {kind} in {name}:{form.syntax} must be {noun}") from None

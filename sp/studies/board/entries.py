@@ -108,7 +108,7 @@ def _kind_of(row: Row) -> Kind:
 
 
 WITH_OPTION = ("positions", "kv", "seed", "thinking", "reasoning_effort")  # columns with an option of `sp eval tasks`
-WITHOUT_OPTION = ("mapping", "mark_omitted", "state_gaps")  # columns that it has no option for
+WITHOUT_OPTION = ("mapping", "mark_omitted", "state_gaps", "target_sparse")  # columns that it has no option for
 THINKING = re.compile(r" (thinking|reasoning_effort)=\S+")  # in a task's name in a sweep; the columns have it, too
 DEFAULTS = {field.name: field.default for field in fields(RunOptions)} | {"thinking": None, "reasoning_effort": None}
 ROTATED = {True: "--rotate", False: "--no-rotate"}

@@ -33,6 +33,7 @@ from sp.models import ModelConfig
 from sp.plugins import find_plugin
 from sp.scoring import Scorer
 from sp.scoring.base import ReadingScorer
+from sp.scoring.sparse import target_rule
 from sp.session import RunOptions
 from sp.session.compress import with_positions
 from sp.session.loaded import default_drafter, embedded
@@ -200,7 +201,7 @@ TOP_FIELDS, TASK_FIELDS = ({field.name: field for field in fields_of(keys)} for 
 CELL_FIELDS = {field.name: field for field in fields_of(RunOptions) if field.option.textual}
 STRATEGIES = {name: (registry, str(CELL_FIELDS[name].default)) for name, registry in BY_NAME.items()}
 COMPRESS = "always"  # default of cells, which are there to compare compressed prefills
-CELL_KEYS = (*CELL_FIELDS, *(f"{name}." for name in STRATEGIES))
+CELL_KEYS = (*CELL_FIELDS, *(f"{name}." for name in STRATEGIES), "target.")
 MOST_RUNS = 100_000
 MOST_CELLS = 1_000_000  # of all runs together, as every run is checked and hashed with its cells
 TASK_KEYS = (*TASK_FIELDS, "task.")
@@ -348,13 +349,16 @@ def make_cell(combination: Combination, section: ConfigValue) -> SweepCell:
     config: dict[str, Any] = {}
     for kind, (registry, default) in STRATEGIES.items():
         strategies[kind], config[kind] = make_strategy(combination, kind, registry, default)
-    rest = {key: value for key, value in combination.items() if key.partition(".")[0] not in STRATEGIES}
+    rest = {key: value for key, value in combination.items() if key.partition(".")[0] not in (*STRATEGIES, "target")}
+    rule = {key.removeprefix("target."): value for key, value in combination.items() if key.startswith("target.")}
     base = {"compress": COMPRESS, **strategies}
+    base["target_sparse"] = build_located(target_rule, rule, section) if rule else None
     options = build_located(lambda values: RunOptions(**{**base, **values}), rest, section)
     config |= {name: getattr(options, name) for name in CELL_FIELDS if name not in STRATEGIES}
     scorer: Any = options.scorer  # a dataclass, although its base class is none
     config["scorer"] = {"name": config["scorer"]["name"], **dataclasses.asdict(scorer)}
-    config["sparse"] = options.target_sparse  # under the key that all stored runs have
+    # under the key that all stored runs have
+    config["sparse"] = options.target_sparse and dataclasses.asdict(options.target_sparse)
     config["rotate"] = options.rotated  # resolved, so that a default and the same value named are one run
     if isinstance(options.decode, Greedy):  # the only decoder of older runs
         del config["decode"]
