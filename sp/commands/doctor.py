@@ -9,9 +9,15 @@ from sp.commands.shell.terminal import AsJson, print_json
 
 MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
+CPU_SUFFICES = (
+    "The GPU cannot be used, which is exit status 2. sp run, chat, serve and eval need none: they run on the CPU."
+)
+
 
 def doctor(as_json: AsJson = False) -> None:
     """Check the GPU, its driver, compiler and headers, and run a short self-test; exit status 2 if it cannot be used.
+
+    Without a GPU, too, the status is 2, so that a script can ask for one. sp run, chat, serve and eval need none.
 
     Examples
     --------
@@ -30,4 +36,6 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"usable": fit, "findings": [finding._asdict() for finding in findings]})
     if not fit:
+        if not as_json:
+            console.print(CPU_SUFFICES)
         raise SystemExit(2)

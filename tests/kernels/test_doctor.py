@@ -151,11 +151,16 @@ def test_the_command_prints_and_ends_with_its_status(machine, monkeypatch, capsy
     status, said = run(monkeypatch, capsys, "doctor")
     assert status == 0
     assert "NVIDIA H200" in said.out
+    assert "on the CPU" not in said.out
     machine.driver = 0
     status, said = run(monkeypatch, capsys, "doctor")
     assert status == 2
     assert "fail driver" in said.out
     assert "-> install one" in said.out
+    last = said.out.strip().splitlines()[-1]
+    assert last == (
+        "The GPU cannot be used, which is exit status 2. sp run, chat, serve and eval need none: they run on the CPU."
+    )
 
 
 def test_the_command_as_json(machine, monkeypatch, capsys):
