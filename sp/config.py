@@ -59,6 +59,8 @@ class Option:
         Of a list: an empty text is an empty list, not an error.
     textual : bool
         It can be read from text; False if only Python can set it.
+    writes : {"", "file", "folder"}
+        Of a path on the command line: what will be written there, so that it is checked before any work.
     """
 
     help: str = ""
@@ -69,6 +71,7 @@ class Option:
     fixed: bool = False
     empty: bool = False
     textual: bool = True
+    writes: Literal["", "file", "folder"] = ""
 
     def check(self, value: object, where: str) -> None:
         """Raise ConfigError for a number that is out of bounds."""

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 from sp.commands.common import OnDevice, compile_kernels
+from sp.commands.shell.outputs import check_folder
 from sp.commands.shell.parser import arg, opt
-from sp.commands.shell.terminal import AsJson, check_file, check_folder, print_json, progress_bar
+from sp.commands.shell.terminal import AsJson, print_json, progress_bar
 from sp.errors import ConfigError
 
 
 def calibrate(
     file: Annotated[Path | None, arg("A GGUF file; the embedded drafter if omitted.")] = None,
     out: Annotated[
-        Path | None, opt("-o", "--out", help="Write to this file in place of the cache, where the scorer reads it.")
+        Path | None,
+        opt("-o", "--out", writes="file", help="Write to this file in place of the cache, where the scorer reads it."),
     ] = None,
     texts: Annotated[
         int | None,
@@ -41,14 +43,13 @@ def calibrate(
     from sp.scoring.calibration.record import folder, keep_calibration
     from sp.session.loaded import embedded, load
 
-    check_file(out, "--out")
-    check_folder(folder() if out is None else None, "SP_CACHE_DIR")
+    if out is None:
+        check_folder(folder(), "SP_CACHE_DIR")
     if pick_device(device) == "cuda":
         compile_kernels()
     loaded = load(file or embedded("drafter"), extrapolate=True, device=device)  # the drafter as `sp run` loads it
     calibration = measured(loaded.path, loaded.model, loaded.tokenizer, loaded.template, progress_bar, texts, seed)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         calibration.save(out)
     path = keep_calibration(calibration) if out is None else out
     if path is None:

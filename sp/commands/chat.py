@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from sp.chat import Thinking, Turn
 from sp.commands.common import RunArguments, open_pair, scorers_of, warn_thinking
 from sp.commands.shell.parser import Adjusted, opt
-from sp.commands.shell.terminal import AsJson, as_json_text, check_file, progress_bar, read_text
+from sp.commands.shell.terminal import AsJson, as_json_text, progress_bar, read_text
 from sp.errors import ConfigError, PromptError, SpError, printable, unknown_name
 from sp.prompt.prompt import prompt_of
 from sp.serve.text import ReplyText
@@ -394,9 +394,10 @@ def chat(
     load: Annotated[list[Path] | None, opt(help="Text file, read before the first message; repeatable.")] = None,
     system: Annotated[str, opt(help="System message.")] = "",
     needle: Annotated[list[str] | None, opt(help="Passage to mark in rows and picture; repeatable.")] = None,
-    out: Annotated[Path | None, opt(help="JSON lines file for a row per turn.")] = None,
+    out: Annotated[Path | None, opt(writes="file", help="JSON lines file for a row per turn.")] = None,
     picture: Annotated[
-        Path | None, opt(help="PNG file to draw at the end: the transcript, and the tokens that each turn used.")
+        Path | None,
+        opt(writes="file", help="PNG file to draw at the end: the transcript, and the tokens that each turn used."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -414,8 +415,6 @@ def chat(
     """
     from sp.session import Conversation, embedded
 
-    for path, option in ((out, "--out"), (picture, "--picture")):
-        check_file(path, option)
     if picture is not None and picture.suffix != ".png":
         raise ConfigError(f"--picture draws a PNG, so {picture} must end in .png")
     texts = [(path, read_text(path, "--load")) for path in load or []]

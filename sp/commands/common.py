@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from sp.commands.shell.parser import opt
-from sp.commands.shell.terminal import check_folder, print_csv, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.terminal import print_csv, print_json, print_table, progress_bar, text_width
 from sp.config import Option, Tokens
 from sp.errors import ConfigError, short, unknown_name
 from sp.named import read_name, read_strategy, read_value
@@ -203,13 +203,12 @@ class OutputOptions:
 
     group: ClassVar[str] = "Output"
 
-    record: Path | None = None
+    record: Annotated[Path | None, Option(writes="folder")] = None
     output: Annotated[Literal["table", "md", "json", "csv"], Option(flags=("-o", "--output"))] = "table"
     wide: bool = False
     as_json: Annotated[bool, Option(flags=("--json",))] = False
 
     def __post_init__(self) -> None:
-        check_folder(self.record, "--record")
         if self.as_json:
             object.__setattr__(self, "output", "json")
 

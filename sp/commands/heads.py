@@ -15,7 +15,7 @@ from sp.errors import ConfigError
 
 def heads(
     file: Annotated[Path | None, arg("A GGUF file; the embedded drafter if omitted.")] = None,
-    out: Annotated[Path | None, opt("-o", "--out", help="Write the map of heads to this file.")] = None,
+    out: Annotated[Path | None, opt("-o", "--out", writes="file", help="Write the map of heads to this file.")] = None,
     task: Annotated[str, opt(help="Task of the prompts; it must have one answer, copied from one needle.")] = "needle",
     tokens: Annotated[tuple[Tokens, ...], opt("-t", "--tokens", help="Prompt lengths, comma-separated.")] = (
         1024,
@@ -48,8 +48,6 @@ def heads(
     lengths = [length for length in tokens if length]
     if not lengths:
         raise ConfigError("-t has no prompt length above 0; pass one, such as -t 4k")
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"{out}: the folder {out.parent} does not exist; create it, or pass another file")
     source = TASKS.build(task)
     loaded = load(file or embedded("drafter"), extrapolate=True, device=device)
     if max(lengths) > (longest := loaded.model.config.context):

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 MAIN_GPUS = ("sm_80", "sm_90a", "sm_120")  # columns of `sp kernels check` on a narrow terminal
 
 Family = Annotated[str | None, opt(help="Only this family; see sp kernels list.")]
-RecordBelow = Annotated[Path | None, opt("--record", help="Append the results below this folder, e.g. results.")]
+RecordBelow = Annotated[
+    Path | None, opt("--record", writes="folder", help="Append the results below this folder, e.g. results.")
+]
 
 
 def list_kernels(
@@ -224,7 +226,9 @@ def print_times(rows: Sequence[Mapping[str, Any]], wide: bool) -> None:
 
 
 def tune(
-    out: Annotated[Path | None, opt("-o", "--out", help="File of the table; that of the package if omitted.")] = None,
+    out: Annotated[
+        Path | None, opt("-o", "--out", writes="file", help="File of the table; that of the package if omitted.")
+    ] = None,
     record: RecordBelow = None,
     repeats: Annotated[int, opt(least=1, help="Samples per time.")] = 3,
 ) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from sp.commands.shell.parser import arg, opt
-from sp.commands.shell.terminal import check_folder
 
 
 def report(
     paths: Annotated[list[Path], arg("Files or folders of sp sweep, sp bench --record, sp run and sp chat --out.")],
-    out: Annotated[Path, opt("-o", "--out", help="Folder for the page and its pictures.")] = Path("sp-report"),
+    out: Annotated[
+        Path | None, opt("-o", "--out", writes="folder", help="Folder for the page and its pictures; else sp-report.")
+    ] = None,
     pages: Annotated[
         list[Path] | None,
         opt(help="Page or folder of pages, whose marked tables are updated from the records; writes no report."),
@@ -32,8 +33,7 @@ def report(
     """
     from sp.studies.pages.report import write_pages, write_report
 
-    check_folder(None if pages else out, "--out")
     if pages:
         print(f"tables in {', '.join(map(str, write_pages(paths, pages)))}")
         return
-    print(f"report in {write_report(paths, out, times, picture)}")
+    print(f"report in {write_report(paths, out or Path('sp-report'), times, picture)}")

@@ -9,7 +9,7 @@ from sp import __version__
 from sp.chat import Thinking
 from sp.commands.common import RunArguments, Speculator, open_pair, scorers_of, speculator_file, warn_thinking
 from sp.commands.shell.parser import opt
-from sp.commands.shell.terminal import STANDARD_INPUT, AsJson, check_folder, print_json, progress_bar, read_text
+from sp.commands.shell.terminal import STANDARD_INPUT, AsJson, print_json, progress_bar, read_text
 from sp.errors import ConfigError, PromptError
 from sp.session.options import ModelOptions, PlaceOptions
 
@@ -28,7 +28,9 @@ def run(
     speculator: Speculator = None,
     full: Annotated[bool, opt(help="Also run the full prefill, for comparison.")] = True,
     show_kept: Annotated[bool, opt(help="Print all selected text in place of an excerpt.")] = False,
-    out: Annotated[Path, opt(help="Folder for report.html, trace, arrays and picture.")] = Path("sp-run"),
+    out: Annotated[Path, opt(writes="folder", help="Folder for report.html, trace, arrays and picture.")] = Path(
+        "sp-run"
+    ),
     verbose: Annotated[
         bool, opt("-v", "--verbose", help="Also print the times of all stages, attention's density, and memory.")
     ] = False,
@@ -61,7 +63,6 @@ def run(
     from sp.studies.sample import sample
 
     options = arguments.options
-    check_folder(out, "--out")
     name = DECODERS.name_of(options.decode)
     if isinstance(options.decode, Speculative):
         speculator = speculator_file(models.target, speculator, name)

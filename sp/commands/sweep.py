@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from sp.commands.common import Devices, RayAddress
 from sp.commands.shell.parser import arg, opt
-from sp.commands.shell.terminal import AsJson, Wide, check_folder, clock, followed, print_json, print_table
+from sp.commands.shell.terminal import AsJson, Wide, clock, followed, print_json, print_table
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def sweep(
     address: RayAddress = None,
     devices: Devices = "",
     out: Annotated[
-        Path | None, opt("-o", "--out", help="Folder for rows and report; that of the file if omitted.")
+        Path | None,
+        opt("-o", "--out", writes="folder", help="Folder for rows and report; that of the file if omitted."),
     ] = None,
     wide: Wide = False,
     as_json: AsJson = False,
@@ -62,7 +63,6 @@ def sweep(
         raise ConfigError("--devices names GPUs of this machine; omit it with --executor ray")
     if executor != "ray" and (actors or address):
         raise ConfigError(f"{'--actors' if actors else '--address'} is for a cluster; add --executor ray")
-    check_folder(out, "--out")
     study = load_sweep(file, settings or [], out)
     plan = make_plan(study, only, None if shard is None else read_shard(shard))
     if dry_run:

@@ -13,7 +13,7 @@ from sp.errors import unknown_name
 
 def synth(
     shape: Annotated[str, opt(help="Named shape: qwen3.6-27b, llama-3.1-70b, qwen2.5-0.5b, dflash-..., tiny-..., ...")],
-    out: Annotated[Path, opt("-o", "--out", help="GGUF file to write.")],
+    out: Annotated[Path, opt("-o", "--out", writes="file", help="GGUF file to write.")],
     type_: Annotated[
         str | None,
         opt(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sp.commands.common import OnDevice
 from sp.commands.shell.parser import arg, opt
-from sp.commands.shell.terminal import AsJson, Wide, check_folder, print_json, print_table, progress_bar, text_width
+from sp.commands.shell.terminal import AsJson, Wide, print_json, print_table, progress_bar, text_width
 from sp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 def train_scorer(
     data: Annotated[Path, arg("YAML file of the training data, e.g. experiments/scorers/probe.yaml.")],
-    out: Annotated[Path | None, opt("-o", "--out", help="Write the weights to this file.")] = None,
+    out: Annotated[Path | None, opt("-o", "--out", writes="file", help="Write the weights to this file.")] = None,
     leave_one_out: Annotated[
         Path | None,
-        opt(help="Also train without each task in turn; writes KIND-without-TASK.safetensors into this folder."),
+        opt(
+            writes="folder",
+            help="Also train without each task in turn; writes KIND-without-TASK.safetensors into this folder.",
+        ),
     ] = None,
     device: OnDevice = "auto",
     wide: Wide = False,
@@ -53,11 +56,6 @@ def train_scorer(
 
     if out is None and leave_one_out is None:
         raise ConfigError("nothing would be written; pass a file with -o, or a folder with --leave-one-out")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"{out} is a folder; pass a file with -o")
-    if out is not None and not (out.parent.is_dir() or out.parent == leave_one_out):
-        raise ConfigError(f"{out}: the folder {out.parent} does not exist; create it, or pass another file")
-    check_folder(leave_one_out, "--leave-one-out")
     plan = training.load_plan(data)
     if leave_one_out is not None:
         training.without(plan, next(iter(plan.tasks)))  # raises now for a plan with a single task
@@ -70,7 +68,6 @@ def train_scorer(
         if out is not None:
             file = trainer.fit(plan)
             rows += [row | {"file": out.name} for row in trainer.judge(file, tuple(plan.tasks))]
-            out.parent.mkdir(parents=True, exist_ok=True)
             file.save(out)
             outputs.append((out, file))
         if leave_one_out is not None:

@@ -320,10 +320,12 @@ def known_rows(
 ) -> dict[Key, Row]:
     """Return the rows of a file with these models (column ``models``), by `key_of`.
 
-    An incomplete last line is removed from the file; rows of other models, or without the columns `names`, are skipped.
-    ConfigError: a line is not a JSON object.
+    Empty if there is no file yet. An incomplete last line is removed from the file; rows of other models, or without
+    the columns `names`, are skipped. ConfigError: a line is not a JSON object.
     """
     rows: dict[Key, Row] = {}
+    if not path.exists():
+        return rows
     with path.open("r+b") as file:
         whole, number = 0, 0
         for line in file:

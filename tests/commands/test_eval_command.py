@@ -141,7 +141,7 @@ def test_ppl(models: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["needle", "-p", "20"], "use longer prompts"),
         (["needle", "--drafter-rope", "linear"], "--drafter-rope takes none, linear:FACTOR"),
         (["needle", "--device", "gpu"], "--device is 'gpu'; did you mean 'cpu'"),
-        (["needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
+        (["needle", "--out", "/dev/null/rows.jsonl"], "cannot write below /dev/null"),
         (["needle", "--target", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["ruler", "-t", "niah_singel_1"], "did you mean 'niah_single_1'"),
         (["ruler", "--file", "/nowhere/x.jsonl"], "cannot read /nowhere/x.jsonl"),

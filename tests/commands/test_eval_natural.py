@@ -120,7 +120,7 @@ def test_the_target_answers_if_asked(
         (["--questions", "MINE", "--max-tokens", "9"], "no document has at most 9 tokens; the shortest has"),
         (["--questions", "MINE", "--scorer", "tial"], "did you mean 'tail'"),
         (["--questions", "MINE", "--keep-ratio", "2"], "--keep-ratio"),
-        (["--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
+        (["--out", "/dev/null/rows.jsonl"], "cannot write below /dev/null"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(

@@ -58,7 +58,7 @@ def test_rows_are_made_once_and_the_table_is_narrow(
         (["--layout", "plane"], "--layout is 'plane'; did you mean 'plain'"),
         (["--turns", "21"], "turns must be from 1 to 20"),
         (["-t", "1k", "--turns", "4"], "use more tokens, or fewer turns"),
-        (["--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
+        (["--out", "/dev/null/rows.jsonl"], "cannot write below /dev/null"),
         (["-n", "0"], "--n must be at least 1, not 0"),
         (["-t", "1800", "--turns", "2"], "use --layout plain"),
         (["-t", "1800", "--turns", "2", "--scorer", "lookahead"], "scorer lookahead cannot reuse keys"),

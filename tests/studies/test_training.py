@@ -225,8 +225,8 @@ def test_the_command_writes_a_file_that_a_scorer_opens(
     [
         (["data.yaml"], "nothing would be written"),
         (["missing.yaml", "-o", "x"], "cannot read missing.yaml"),
-        (["data.yaml", "-o", "no/such/x"], "does not exist; create it"),
-        (["data.yaml", "-o", "."], "is a folder; pass a file"),
+        (["data.yaml", "-o", "/dev/null/x"], "cannot write below"),
+        (["data.yaml", "-o", "."], "is a folder; give --out"),
         (["data.yaml", "--leave-one-out", "/dev/null/x"], "cannot write below"),
         (["one.yaml", "--leave-one-out", "x"], "is the only task"),
         (["short.yaml", "-o", "x", "--device", "cpu"], "needle at 20 tokens: the needle"),

@@ -18,7 +18,7 @@ from sp.commands.common import (
     speculator_file,
 )
 from sp.commands.shell.parser import Adjusted, opt
-from sp.commands.shell.terminal import check_folder, progress_bar
+from sp.commands.shell.terminal import progress_bar
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
 from sp.named import read_strategies
@@ -88,8 +88,12 @@ def bench_decode(
         opt(empty=True, help="Also time rounds with this many tokens per pass, at most a full draft; comma-separated."),
     ] = (16, 23),
     device: OnDevice = "auto",
-    trace: Annotated[Path | None, opt(help="Write the accepted lengths of every method, for --simulate.")] = None,
-    plots: Annotated[Path | None, opt(help="Draw acceptance and speed over budget into this folder.")] = None,
+    trace: Annotated[
+        Path | None, opt(writes="file", help="Write the accepted lengths of every method, for --simulate.")
+    ] = None,
+    plots: Annotated[
+        Path | None, opt(writes="folder", help="Draw acceptance and speed over budget into this folder.")
+    ] = None,
 ) -> None:
     """Time speculative decoding by budget, next to greedy decoding of the same prompts in the same run.
 
@@ -120,8 +124,6 @@ def bench_decode(
     from sp.models.cache.kv_type import cache_name
     from sp.models.synthetic.shapes import type_of_shape
 
-    for folder, option in ((plots, "--plots"), (trace.parent if trace else None, "--trace")):
-        check_folder(folder, option)
     simulated = bool(accept or simulate)
     if synthetic is not None and not simulated:
         raise ConfigError("drafts of random weights are never right; pass --accept N or --simulate FILE")

@@ -125,7 +125,8 @@ def bench_model(
 def roofline(
     results: Annotated[Path, arg("Folder with the records of one GPU, e.g. results/nvidia-h200.")],
     out: Annotated[
-        Path | None, opt("-o", "--out", help="Folder for the pictures; that of the records if omitted.")
+        Path | None,
+        opt("-o", "--out", writes="folder", help="Folder for the pictures; that of the records if omitted."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sp.commands.common import KernelPath, OutputOptions, Prompts, Share, Synthetic, freeze_loaded, kernels_of
 from sp.commands.shell.parser import Adjusted, opt
-from sp.commands.shell.terminal import check_folder, progress_bar, text_width
+from sp.commands.shell.terminal import progress_bar, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, unknown_name
 from sp.keywords import recorded
@@ -96,7 +96,7 @@ def bench_ttft(
     ] = 60.0,
     path: KernelPath = "auto",
     resume: Annotated[bool, opt(help="Skip cells that the records below --record have already.")] = False,
-    plots: Annotated[Path | None, opt(help="Draw stages and memory into this folder.")] = None,
+    plots: Annotated[Path | None, opt(writes="folder", help="Draw stages and memory into this folder.")] = None,
 ) -> None:
     """Time requests from text to first token, compressed and by full prefill of the same prompt.
 
@@ -124,7 +124,6 @@ def bench_ttft(
     from sp.studies.plots.ttft_plots import draw_memory, draw_stages
     from sp.studies.sample import sample
 
-    check_folder(plots, "--plots")
     if resume and results.record is None:
         raise ConfigError("--resume needs the folder of earlier records; add --record FOLDER")
     budgets = budgets_of(vram)

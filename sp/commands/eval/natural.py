@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sp.commands.eval.run import EvalOptions, check_writable, gather, run_tasks, trained_for, write_page
+from sp.commands.eval.run import EvalOptions, gather, run_tasks, trained_for, write_page
 from sp.commands.shell.parser import Adjusted, arg, opt
 from sp.commands.shell.terminal import print_json, print_table, progress_bar, text_width
 from sp.config import Tokens
@@ -62,7 +62,6 @@ def natural(
     if evaluation.models.target is None and evaluation.upstream is None and not answers:
         evaluation = replace(evaluation, models=replace(evaluation.models, target=evaluation.models.drafter))
     cells = evaluation.cells("natural")
-    check_writable(evaluation.out)
     chosen = chosen_questions(questions, fetch)
     models = evaluation.facts() if evaluation.out else {}
     # Rows count as done only if they are of the same models.

@@ -73,7 +73,7 @@ class EvalOptions:
     run: Annotated[RunOptions, Adjusted(OF_CELLS)] = RunOptions()  # noqa: RUF009
     thinking: Annotated[Thinking, Adjusted(mode="off")] = Thinking("off")  # noqa: RUF009
     upstream: str | None = None
-    out: Path | None = None
+    out: Annotated[Path | None, Option(writes="file")] = None
     wide: bool = False
     as_json: Annotated[bool, Option(flags=("--json",))] = False
 
@@ -191,7 +191,6 @@ def run_tasks(
     from sp.evals.summary import summarise
 
     cells = {task: evaluation.cells(task.name) for task in tasks}
-    check_writable(evaluation.out)
     sizes = dict.fromkeys(tasks, n)
     for task in tasks:
         if isinstance(task, FileTask):
@@ -247,21 +246,14 @@ def run_tasks(
     show(lines, ORACLE_ANSWERS if has_oracle else ANSWERS, evaluation, pipeline)
 
 
-def check_writable(out: Path | None) -> None:
-    """Raise ConfigError before anything is loaded if rows cannot be appended to a file."""
-    try:
-        if out:
-            out.open("ab").close()
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}; check the path given to --out") from None
-
-
 def gather(measure: Measure, total: int, out: Path | None, models: Mapping[str, Any] | None = None) -> list[Row]:
     """Collect rows, and append each at once to `out`, with the facts of its `models`.
 
     `total`: number of rows, for the progress bar.
     """
     rows = []
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
     # Unbuffered: a row is one write, so that an interrupt leaves no part of one.
     with out.open("ab", buffering=0) if out else nullcontext() as file, progress_bar("evaluating", total) as advance:
         for row in measure(progress=advance):

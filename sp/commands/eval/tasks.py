@@ -22,7 +22,6 @@ from sp.commands.eval.run import (
     Amount,
     EvalOptions,
     Lengths,
-    check_writable,
     gather,
     run_tasks,
     show,
@@ -191,7 +190,6 @@ def ppl(
     if evaluation.thinking != Thinking("off"):
         raise ConfigError("sp eval ppl reads plain text without a chat template; omit the thinking options")
     cells = evaluation.cells()
-    check_writable(evaluation.out)
     document = read_text(text, "--text") if text else None
     pipeline = evaluation.open(cells)
     check_lengths(pipeline, lengths)
@@ -237,7 +235,8 @@ def discriminates(
     devices: Devices = "",
     seed: Annotated[int, opt(least=0, help="Seed of the examples and of the random control.")] = 0,
     out: Annotated[
-        Path | None, opt(help="File of rows as of sp sweep; rows that it has already are not computed again.")
+        Path | None,
+        opt(writes="file", help="File of rows as of sp sweep; rows that it has already are not computed again."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -277,7 +276,6 @@ def discriminates(
             device=device,
         )
         plan = make_plan(sweep, file=rows)
-        check_writable(out)
         console = Console(stderr=True)
         if plan.remaining:
             console.print(f"sp: {expected_time(plan, max(len(gpus), 1))}", highlight=False, soft_wrap=True)

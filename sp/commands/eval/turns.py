@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from sp.commands.eval.run import EvalOptions, check_writable, gather, trained_for, write_page
+from sp.commands.eval.run import EvalOptions, gather, trained_for, write_page
 from sp.commands.shell.parser import arg, opt
-from sp.commands.shell.terminal import check_file, print_json, print_table, text_width
+from sp.commands.shell.terminal import print_json, print_table, text_width
 from sp.config import Tokens
 from sp.errors import ConfigError, PromptError, unknown_name
 from sp.named import read_strategies
@@ -66,7 +66,6 @@ def turns(
         raise ConfigError(f"--ways {ways}: a policy is named twice; name it once")
     task = Turns(seed=evaluation.seed, turns=number, layout=layout)
     cells = evaluation.cells(task.name)
-    check_writable(evaluation.out)
     models = evaluation.facts() if evaluation.out else {}
     done = known_rows(evaluation.out, models) if evaluation.out else {}
     pipeline = evaluation.open(cells)
@@ -163,8 +162,8 @@ USUAL = "tail[queries=24]"  # reference of comparisons by default, if records ha
 
 def board(
     paths: Annotated[list[Path], arg("Files or folders of sp sweep and sp eval --out.")],
-    out: Annotated[Path | None, opt("-o", "--out", help="Markdown page to write.")] = None,
-    html: Annotated[Path | None, opt("--html", help="Self-contained HTML page to write.")] = None,
+    out: Annotated[Path | None, opt("-o", "--out", writes="file", help="Markdown page to write.")] = None,
+    html: Annotated[Path | None, opt("--html", writes="file", help="Self-contained HTML page to write.")] = None,
     against: Annotated[
         str | None,
         opt(help="Reference scorer of the comparisons in the Markdown page; tail[queries=24] if omitted."),
@@ -185,8 +184,6 @@ def board(
 
     if out is None and html is None:
         raise ConfigError("nothing would be written; pass -o leaderboard.md, --html leaderboard.html, or both")
-    for path, option in ((out, "--out"), (html, "--html")):
-        check_file(path, option)
     named = read_strategies(USUAL if against is None else against, SCORERS, "--against")
     if len(named) > 1:
         raise ConfigError(f"--against takes one scorer, not {against!r}")

@@ -13,6 +13,7 @@ from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from sp.commands.shell.outputs import CHECKS
 from sp.config import REQUIRED, Field, Option, fields_of, from_text, option_of, type_text
 from sp.errors import UsageError, known_names, short
 from sp.keywords import present_name
@@ -194,7 +195,8 @@ class Command:
         Raises
         ------
         ConfigError
-            An option is unknown, has no value, or has one that it does not accept.
+            An option is unknown, has no value, or has one that it does not accept, such as a path that cannot be
+            written.
         """
         parser = self._parser(argparse.HelpFormatter)
         space, more = parser.parse_known_intermixed_args(self._joined(argv))
@@ -222,6 +224,8 @@ class Command:
             else:
                 option.field.option.check(value := from_text(texts[option.dest], option.kind, label), label)
                 values[option.dest] = value
+            if (check := CHECKS.get(option.field.option.writes)) and values[option.dest] is not None:
+                check(values[option.dest], label)
         return values
 
     def _joined(self, argv: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from sp.columns import ColumnTable, total_width
 from sp.commands.shell.parser import opt
-from sp.errors import CONTROL, ConfigError, PromptError, printable
+from sp.errors import CONTROL, PromptError, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
@@ -136,28 +136,6 @@ def read_input(option: str, keep_offsets: bool = False) -> str:
         if isinstance(error, UnicodeDecodeError):
             raise PromptError(f"standard input is not UTF-8 text (byte {error.start}); convert it first") from None
         raise PromptError(f"cannot read standard input: {error}; give {option} a file") from None
-
-
-def check_folder(folder: Path | None, option: str) -> None:
-    """Raise ConfigError before any work if nothing can be written below a folder, which need not exist yet.
-
-    >>> check_folder(Path("/dev/null/results"), "--record")
-    Traceback (most recent call last):
-    sp.errors.ConfigError: cannot write below /dev/null/results; check the path given to --record
-    """
-    if folder is None:
-        return
-    absolute = Path(os.path.abspath(folder))
-    nearest = next((parent for parent in (absolute, *absolute.parents) if os.path.exists(parent)), absolute)
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise ConfigError(f"cannot write below {folder}; check the path given to {option}")
-
-
-def check_file(path: Path | None, option: str) -> None:
-    """Raise ConfigError before any work if a file cannot be written."""
-    if path is not None and path.is_dir():
-        raise ConfigError(f"{path} is a folder; give {option} the name of a file")
-    check_folder(path and path.parent, option)
 
 
 def print_json(value: dict[str, Any]) -> None:

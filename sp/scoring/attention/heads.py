@@ -22,6 +22,7 @@ from sp.ops.attention.importance import attention_rows
 from sp.ops.attention.kv_pages import PagedKV
 from sp.scoring.attention.attention import AttentionScorer, Fold, TailScorer, padded
 from sp.scoring.base import Importance, ReadingScorer, ScoreRequest, register_scorer
+from sp.trace import write_atomic
 
 LAYER = re.compile(r"[0-9]{1,4}")
 
@@ -77,7 +78,8 @@ class HeadMap:
         """Write the file, one line per layer."""
         lines = [f'  "{layer}": {json.dumps([round(s, 4) for s in row])}' for layer, row in self.scores.items()]
         head = json.dumps({"schema": SCHEMA, "model": self.model, "made": dict(self.made)}, indent=1)
-        path.write_text(head[: head.rindex("}")].rstrip() + ',\n "scores": {\n' + ",\n".join(lines) + "\n }\n}\n")
+        text = head[: head.rindex("}")].rstrip() + ',\n "scores": {\n' + ",\n".join(lines) + "\n }\n}\n"
+        write_atomic(path, text.encode())
 
     @classmethod
     def load(cls, path: Path) -> HeadMap:
