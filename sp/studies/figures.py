@@ -113,9 +113,9 @@ def shade(axes: Axes, mask: Bools, **style: Any) -> None:
 
 
 def importance_figure(result: RunResult) -> Figure:
-    """Draw importance along the prompt, the kept tokens, and importance by layer of the drafter.
+    """Draw importance along the prompt, the kept tokens, and a map with a row for each attention layer that scores.
 
-    Needle and question are shaded. The x axis counts tokens of the target, in the heat map tokens of the drafter.
+    Needle and question are shaded. The x axis counts tokens of the target, in the map those of the scoring model.
     """
     if result.selection is None or result.scores is None:
         raise ValueError("this run was not compressed, so there is no selection to draw; use compress='always'")
@@ -149,9 +149,10 @@ def importance_figure(result: RunResult) -> Figure:
     grid[1].set_xlabel("prompt token")
     if layers is not None:
         image = grid[2].imshow(np.log10(np.maximum(layers, 1e-6)), aspect="auto", cmap="magma", interpolation="nearest")
-        grid[2].set_yticks(range(len(layers)))
-        grid[2].set_ylabel("drafter\nattention layer")
-        grid[2].set_xlabel("chunk of 32 drafter tokens")
+        reader = "target" if result.options is not None and result.options.scorer.reads_target else "drafter"
+        grid[2].set_yticks([])  # rows are not numbered, as not all layers score
+        grid[2].set_ylabel(f"a row for each\nattention layer\nof the {reader}\nthat scores,\nfirst on top", fontsize=9)
+        grid[2].set_xlabel(f"chunk of 32 {reader} tokens")
         figure.colorbar(image, ax=grid[2], label="log10 importance", pad=0.01)
     handles = [
         grid[0].plot([], [], color=INK, label="token importance")[0],

@@ -10,6 +10,7 @@ from markup_read import HOSTILE, Read
 
 import sp
 from sp.session import embedded
+from sp.studies.figures import importance_figure
 from sp.studies.pages import run_report
 
 TEXT = f"The sky is blue. {HOSTILE} The grass is green. " * 6
@@ -73,3 +74,14 @@ def test_how_sparsely_the_drafter_read_is_there(pair: sp.Pipeline, tmp_path: Pat
     said = page.partition("Attention of the drafter")[2].partition("Attention of the target")[0]
     assert told in said
     assert f"sparse='{rule}'" in page
+
+
+@pytest.mark.parametrize(("scorer", "reader"), [("tail", "drafter"), ("target_attention", "target")])
+def test_the_picture_names_its_rows(pair: sp.Pipeline, scorer: str, reader: str) -> None:
+    """Found by a newcomer: rows 0, 1, ... of the map were taken for layers, or for heads."""
+    options = sp.RunOptions(compress="always", **{**OPTIONS, "scorer": scorer})
+    result = pair.run(sp.Prompt.from_document(TEXT, "What is green?", pair.target.template), options)
+    rows = importance_figure(result).axes[2]
+    assert rows.get_ylabel() == f"a row for each\nattention layer\nof the {reader}\nthat scores,\nfirst on top"
+    assert [label.get_text() for label in rows.get_yticklabels()] == []
+    assert rows.get_xlabel() == f"chunk of 32 {reader} tokens"
