@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -44,6 +45,24 @@ def test_a_signal_leaves_whole_files_or_none(tmp_path: Path, when: str) -> None:
         if path.name == "trace.json":
             assert json.loads(path.read_text())["stages"]
         assert path.stat().st_size > 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGINT to another process")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_the_way_to_stop_a_server_and_no_failure(sent: signal.Signals) -> None:
+    """As llama-server does, and as the page says; every other command that is interrupted ends with 130."""
+    command = (sys.executable, "-m", "sp.cli", "serve", "--device", "cpu", "--port", "0", "--sessions", "0")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        url = next(line.rpartition(" at ")[2].strip() for line in lines if " at http://" in line)
+        with urlopen(f"{url}/models", timeout=60) as answer:  # from then on it is the server that handles signals
+            assert answer.status == 200
+        process.send_signal(sent)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    page = (Path(__file__).parents[1] / "docs/troubleshooting.md").read_text()
+    assert "`sp serve` and `sp front` end with status 0, as llama-server does" in " ".join(page.split())
 
 
 def test_an_interrupted_write_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
