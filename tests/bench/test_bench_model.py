@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import invoke
 from dry_walk import walked
 
 from sp import cli
 from sp.bench.model import SKIPPED, Timing, Trial, describe, run_tests
+from sp.bench.record import is_current, newest
 from sp.errors import ConfigError
 from sp.models import load_model, prefill
 from sp.models.shards.load_shards import load_shards
@@ -24,6 +26,7 @@ from sp.scoring.sparse import Sparse
 from sp.session.loaded import embedded
 from sp.studies.plots.roofline import draw, points, roof
 
+CPU = ("--device", "cpu")
 FACTS = {"model": "m", "shape": "tiny-qwen3", "type": "q8_0"}
 
 
@@ -124,6 +127,33 @@ def test_the_command_shares_a_model() -> None:
     assert 0.5 < float(rows[0]["weights_gb"]) / float(alone["weights_gb"]) < 0.7  # an embedding on each GPU
     assert "on 2 GPUs" in " ".join(printed.split())
     assert "loaded 0.0" in printed
+
+
+def test_a_machine_without_a_gpu_has_records_too(tmp_path: Path) -> None:
+    """Found by a newcomer: --record wrote nothing on the CPU, and said nothing."""
+    shown = invoke("bench", "model", embedded("drafter"), "-p", 64, "-n", 2, "-r", 1, *CPU, "--record", tmp_path)
+    assert shown.exit_code == 0, shown
+    assert invoke("bench", "drafter", "-p", 64, "-r", 1, *CPU, "--record", tmp_path).exit_code == 0
+    (machine,) = tmp_path.iterdir()
+    found = {path.stem: newest(path) for path in machine.glob("*.jsonl")}
+    assert sorted(found) == ["decode", "drafter", "load", "prefill"]
+    for (record,), path in ((rows, name) for name, rows in found.items()):
+        assert record["gpu"] is None, path
+        assert record["cpu"], path
+        assert record["kernels"] == [], path
+        assert record["config"].get("path", "numpy") == "numpy", path
+        assert is_current(record), path
+
+
+@pytest.mark.parametrize("words", [("--model", "x.gguf"), ("--model=x.gguf",), ("--file", "x.gguf"), ("-m", "x.gguf")])
+def test_an_option_for_the_file_is_told_where_the_file_stands(words: tuple[str, ...]) -> None:
+    done = invoke("bench", "model", *words)
+    flag = words[0].partition("=")[0]
+    assert str(done.exception) == (
+        f"sp bench model has no option {flag}: the file is given by itself, as in sp bench model FILE"
+    )
+    assert "as in sp inspect FILE" in str(invoke("inspect", *words).exception)
+    assert "by itself" not in str(invoke("run", "--model", "x.gguf").exception)
 
 
 def test_metrics_and_records() -> None:

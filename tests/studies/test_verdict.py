@@ -133,7 +133,7 @@ def test_the_command_resumes(
         ),
         (["discriminates", "-t", "needle", "--device", "gpu"], "--device is 'gpu'"),
         (["discriminates", "-t", "needle", "--devices", "x"], "--devices takes numbers of GPUs"),
-        (["discriminates", "-t", "needle", "--out", "/nowhere/rows.jsonl"], "cannot write /nowhere/rows.jsonl"),
+        (["discriminates", "-t", "needle", "--out", "/dev/null/rows.jsonl"], "cannot write below /dev/null"),
         (["discriminates", "-t", "needle", "-p", "9999999"], "do not fit"),
         (["board", "/nowhere/rows.jsonl", "-o", "x.md"], "/nowhere/rows.jsonl is not a file or folder"),
         (["board", "README.md"], "nothing would be written"),

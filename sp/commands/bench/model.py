@@ -86,13 +86,12 @@ def bench_model(
     model, together = (opened, None) if group is None else (opened.models[0], opened.run)
     config = opened.config
     facts = model_facts(name, config, type_ if file is None else file_type_name(GGUFFile.open(file)))
-    on_gpu = where == "cuda"
     kernel_path, on_path = kernels_of(path, where)
 
     def append(**entry: Any) -> None:
         """Append a record at once, as a later test may fail."""
-        if on_gpu and results.record is not None:
-            results.append_record(make_record(**entry))
+        if results.record is not None:
+            results.append_record(make_record(**entry, device=where))
 
     if load is not None and group is None:
         first = {"model": name, "file_bytes": load[1], "mode": "first"}
@@ -106,7 +105,9 @@ def bench_model(
                 if timing.refused is not None:
                     print(f"sp: {timing.test.name}: not in a CUDA graph: {timing.refused}", file=sys.stderr)
                 append(**describe(timing, facts, kernel_path, cache_name(kv, rotate), model.arithmetic))
-        profiles = [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and on_gpu else []
+        profiles = (
+            [(t.name, _kernels(model, t, kv, rotate, chunk)) for t in tests] if kernels and where == "cuda" else []
+        )
     rows = [_row(timing, name, model, kv, kernel_path) for timing in timings]
     loading = {"load_seconds": load[0] if load else None, "file_bytes": load[1] if load else None}
     tables = {test: [vars(item) for item in profile] for test, profile in profiles}
@@ -316,9 +317,10 @@ def bench_drafter(
     with kernels, progress_bar("measuring", repeats * len(drafts)) as advance:
         for timing in run_scoring(model, drafts, repeats, lambda: advance(1), text, parallel):
             timings.append(timing)
-            if where == "cuda" and results.record is not None:
+            if results.record is not None:
                 tokens = "random" if text is None else "text"
-                results.append_record(make_record(**describe(timing, name, kernel_path, tokens, model.arithmetic)))
+                entry = describe(timing, name, kernel_path, tokens, model.arithmetic)
+                results.append_record(make_record(**entry, device=where))
     rows = [_drafter_row(timing, name, kernel_path) for timing in timings]
     if not results.print_plain(rows, [timing.seconds for timing in timings]):
         print_drafter_rows(rows, results)

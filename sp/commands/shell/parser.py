@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -20,6 +21,8 @@ from sp.keywords import present_name
 
 METAVARS = {"whole number": "N", "number": "X", "text": "TEXT", "file": "FILE", "tokens": "TOKENS"}
 HELP = ("-h", "--help")
+FILE_FLAGS = ("-m", "--model", "--file")
+"""Flags by which other programs and commands take the file that is a positional argument here."""
 PLUGIN = Option("Python file or module with your own scorers, selectors, tasks, ...; repeatable.", ("--plugin",))
 EXAMPLES = re.compile(r"^Examples?\n-+\n", re.M)
 
@@ -170,6 +173,12 @@ class Command:
         return options
 
     @property
+    def file_argument(self) -> str:
+        """Name of the positional argument that is one file; empty if there is none."""
+        named = (o.name.upper() for o in self.options if o.field.option.argument and o.kind is Path)
+        return next(named, "")
+
+    @property
     def help(self) -> str:
         """The text of ``--help``: description, examples, and every option by group."""
         width = shutil.get_terminal_size((80, 24)).columns
@@ -204,6 +213,9 @@ class Command:
         for word in more:
             name = word.partition("=")[0]
             if word.startswith("-") and word != "-":
+                if name in FILE_FLAGS and self.file_argument:
+                    where = f"as in {self.words} {self.file_argument}"
+                    raise UsageError(f"{self.words} has no option {name}: the file is given by itself, {where}")
                 raise UsageError(f"{self.words} has no option {short(name)}{known_names(name, [*known, *HELP])}")
             raise UsageError(f"{self.words} takes no further argument {short(word)!r}")
         texts, values = vars(space), {}
