@@ -229,7 +229,7 @@ MULTIPLYING = (
     [
         (["synth", "--shape", "qwen3-0.7b", "-o", "x.gguf"], "did you mean 'qwen3-0.6b'"),
         (["synth", "--shape", "tiny-qwen3", "--type", "q9", "-o", "x.gguf"], "q8_0"),
-        (["synth", "--shape", "tiny-qwen3", "-o", "absent/folder/x.gguf"], "absent"),
+        (["synth", "--shape", "tiny-qwen3", "-o", "/dev/null/x.gguf"], "cannot write below /dev/null"),
         (["inspect", "absent.gguf"], "no such file"),
         (["inspect", "."], "sp: error"),
         (["run", "--out", "/dev/null/out"], "check the path given to --out"),

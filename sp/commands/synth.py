@@ -44,10 +44,12 @@ def synth(
     start = time.perf_counter()
     if shape in RETRIEVER_SHAPES:
         type_ = type_ or "f16"
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_retriever(out, shape, type_, seed=seed)
     else:
         type_ = type_ or ("q4_k_m" if shape in drafts else type_of_shape(shape, None))
         plan = find_draft_shape(shape).plan(type_) if shape in drafts else tensor_plan(shape, type_)
+        out.parent.mkdir(parents=True, exist_ok=True)
         write = write_synthetic_draft if shape in drafts else write_synthetic
         with progress_bar("writing", sum(fmt.nbytes(dims) for _, dims, fmt in plan)) as progress:
             write(out, shape, type_, seed, progress)

@@ -212,7 +212,6 @@ class GGUFWriter:
         disk fails, or a tensor yields another number of bytes than declared; then no file is left."""
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "xb") as out:
                 out.write(self._header())
                 for tensor in self._tensors.values():

@@ -11,7 +11,6 @@ from command_line import commands, invoke
 from sp.commands.shell.parser import Command, CommandOption
 from sp.config import REQUIRED
 from sp.errors import ConfigError
-from sp.models.synthetic.synthetic import write_synthetic
 
 READ = {
     "file", "files", "paths", "data", "results", "target", "drafter", "speculator", "break_even", "session_dir", "load",
@@ -69,5 +68,6 @@ def test_missing_parents_are_made(tmp_path: Path) -> None:
     done = invoke(*asked, "--device", "cpu", "--out", rows)
     assert done.exit_code == 0, done
     assert json.loads(rows.read_text().splitlines()[0])["task"].startswith("needle")
-    write_synthetic(tmp_path / "c" / "d" / "tiny.gguf", "tiny-qwen3", "f16")
-    assert (tmp_path / "c" / "d" / "tiny.gguf").is_file()
+    model = tmp_path / "c" / "d" / "tiny.gguf"
+    assert invoke("synth", "--shape", "tiny-qwen3", "-o", model).exit_code == 0
+    assert model.is_file()
