@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_every_output_is_checked_when_the_command_line_is_read(
     parse(words, option, tmp_path / "no" / "such" / "place")
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "reading a command line writes nothing"
     assert file.read_text() == "here before"
+
+
+def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root may write to it all the same, the system's answer is given here."""
+    rows, access = tmp_path / "rows.jsonl", os.access
+    rows.write_text("kept\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != rows and access(path, mode))
+    with pytest.raises(ConfigError, match=r"^cannot write .*rows\.jsonl; check the path given to --out$"):
+        commands()["eval", "needle"].parse(["--out", str(rows)])
 
 
 def test_a_default_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ def check_file(path: Path, option: str) -> None:
     """Raise ConfigError if a file cannot be written, whose folder need not exist yet."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give {option} the name of a file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigError(f"cannot write {path}; check the path given to {option}")
     check_folder(path.parent, option)
 
 
