@@ -114,7 +114,7 @@ def by_gpus(machine: Path, bench: str, **values: Any) -> dict[tuple[Any, ...], d
 def drafting() -> list[str]:
     """Seconds to score, by number of GPUs, measured and predicted; the exponent is of the fewest GPUs with both
     lengths."""
-    reader = replace(TimedModel.of_shape("qwen3-0.6b", "bf16"), int8_attention=True)
+    reader = replace(TimedModel.of_shape("qwen3-0.6b", "bf16"), int8_attention=1.0)
     rows = []
     for gpu, machine in MACHINES.items():
         records = by_gpus(machine, "drafter", model="qwen3-0.6b bf16 (random)", path="sm_90a")

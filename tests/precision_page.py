@@ -22,44 +22,46 @@ SLOWER = ROOT / "results" / "nvidia-h100-80gb-hbm3"
 """A GPU with measurements of the present 8-bit attention."""
 LATER = ROOT / "results" / "amd-epyc-2core"
 """Machine of the errors of the present 8-bit attention, which are the same on any machine."""
+NAMES = {"smollm2": "SmolLM2", "gemma": "Gemma 3"}
 WAYS = {
-    "bf16, as today's prefill": "bf16",
-    "math int8: per 256, weights too, loud channels apart": "`--precision int8`",
-    "math fp8: e4m3 per 256, weights too, loud channels apart": "`--precision fp8`",
-    "int8 per 256, weights too": "int8 per 256, nothing apart",
-    "int8 per 32, q8_1": "blocks of 32 as in llama.cpp, emulated",
+    "int8": "`--precision int8`",
+    "fp8": "`--precision fp8`",
+    "int8, nothing apart": "int8, no outlier channels apart",
+    "int8, not rotated": "int8, not rotated",
+    "int8 by 256, not rotated": "int8 by 256, not rotated",
+    "int8 by row, nothing else": "int8, neither",
+    "blocks of 32": "blocks of 32, emulated",
 }
-"""Rows of the records that the page shows, with their names there."""
-COLUMNS = ((0, "whole"), (100, "whole"), (100, "quiet"), (1000, "whole"), (1000, "quiet"))
+"""Ways of the records of real text, with their names on the page."""
 
 
 def records(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
     return newest(folder / f"{name}.jsonl")
 
 
-def products() -> list[str]:
-    """Errors of products in per cent: the mean square over the shapes."""
-    measured = records("eight_bit_errors")
-    rows = []
-    for fmt in ("Q4_K", "Q6_K", "Q8_0"):
-        for way, name in WAYS.items():
-            cells = []
-            for outliers, part in COLUMNS:
-                matching = [r for r in measured if (r["config"]["type"], r["config"]["outliers"]) == (fmt, outliers)]
-                errors = [r["metrics"][way][part] for r in matching]
-                cells.append(f"{100 * np.sqrt(np.mean(np.square(errors))):.3g}")
-            rows.append([fmt, name, *cells])
-    return table(["weights", "products", "normal", "100", "100, quiet", "1,000", "1,000, quiet"], rows)
-
-
-def model() -> list[str]:
-    """Errors of the embedded target."""
-    (record,) = records("eight_bit_model")
+def real() -> list[str]:
+    """KL and equal best tokens of real models, by way; texts as columns."""
+    measured = {
+        (c["model"].partition("-")[0], c["text"].partition(".")[0], c["way"]): r["metrics"]
+        for r in records("eight_bits", LATER)
+        if (c := r["config"])["way"] in WAYS
+    }
+    texts = sorted({key[:2] for key in measured}, reverse=True)
     rows = []
     for way, name in WAYS.items():
-        m = record["metrics"][way]
-        rows.append([name, f"{m['kl']:.1e}", f"{100 * m['logits']:.2f}", f"{100 * m['stream'][-1]:.2f}"])
-    return table(["products", "KL (nats)", "logits (%)", "stream after the last layer (%)"], rows)
+        cells = [measured[*text, way] for text in texts]
+        rows.append([name, *(f"{1e3 * m['kl']:.1f} ± {1e3 * m['kl_error']:.1f} ({100 * m['top1']:.0f})" for m in cells)])
+    return table(["products", *(f"{NAMES[model]}, {text}" for model, text in texts)], rows)
+
+
+def attention_of_real_text() -> list[str]:
+    """The same of attention with keys in 8 bits."""
+    rows = [
+        [c["text"], f"{c['tokens']:,}", f"{1e3 * m['kl']:.2f} ± {1e3 * m['kl_error']:.2f}", f"{100 * m['top1']:.1f}"]
+        for r in records("eight_bits", LATER)
+        if (c := r["config"])["way"] == "attention" and (m := r["metrics"])
+    ]
+    return table(["text", "tokens", "KL (thousandths of a nat)", "same token (%)"], sorted(rows))
 
 
 def large() -> list[str]:
@@ -220,8 +222,8 @@ def tables() -> dict[str, list[str]]:
     return {
         "rates": rates(),
         "short": short_rates(),
-        "products": products(),
-        "model": model(),
+        "real": real(),
+        "real attention": attention_of_real_text(),
         "large": large(),
         "answers": answers(),
         "choices": choices(),

@@ -98,7 +98,7 @@ def _prefill(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model = weights(c["shape"], c["type"])
     if model and c["engine"] == "sp" and reads_all(c):
         count, tokens = gpus_of(c)[0], c["prompt_tokens"]
-        if model := _made_in(model.shared_by(count), precisions_of(c)[0], c, "asked_math"):
+        if model := _made_in(model.shared_by(count), precisions_of(c)[0], c, "asked_math", answers=True):
             seconds = _roofline(c, target_gpus=count).prefill_s(model, tokens)
             yield f"{c['shape']} {c['type']}, {tokens:,} tokens", tokens / m["tok_s"], seconds
 
@@ -127,7 +127,7 @@ def _request(c: Mapping[str, Any], m: Mapping[str, Any]) -> Timings:
     model, (reading, sharing), (precision, small) = weights(*_named(c["target"])), gpus_of(c), precisions_of(c)
     if not model or m["ttft_s"] is None or c["scorer"] not in (None, "tail"):
         return
-    target = _made_in(model.shared_by(sharing), precision, c, "asked_math")
+    target = _made_in(model.shared_by(sharing), precision, c, "asked_math", answers=True)
     tokens, roofline = m["prompt_tokens"], _roofline(c, gpus=reading, target_gpus=sharing)
     name = f"{c['target'].removesuffix('.synthetic')}, {tokens:,} tokens"
     if target and c["drafter"] is None:
@@ -159,10 +159,12 @@ def _named(file: str) -> tuple[str, str]:
     return shape, file_type
 
 
-def _made_in(model: TimedModel, precision: str, c: Mapping[str, Any], precision_key: str) -> TimedModel | None:
+def _made_in(
+    model: TimedModel, precision: str, c: Mapping[str, Any], precision_key: str, *, answers: bool = False
+) -> TimedModel | None:
     """Return a model with the precision of its record; None for others than BF16 and int8."""
     int8_model = model.multiplied_in(
-        AUTO if c.get(precision_key) == AUTO else Math.INT8, find_gpu(c["card"]), c["path"]
+        AUTO if c.get(precision_key) == AUTO else Math.INT8, find_gpu(c["card"]), c["path"], answers=answers
     )
     known = {
         str(Math.BF16): model, str(Math.INT8): int8_model, prequantized_label(Math.INT8): int8_model,

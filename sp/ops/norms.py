@@ -10,7 +10,7 @@ import numpy as np
 
 from sp.arrays import Floats
 from sp.kernels import import_cupy, is_device
-from sp.kernels.device import current_device, multiprocessors
+from sp.kernels.device import current_device
 from sp.kernels.kept import cache
 from sp.kernels.specs.elementwise import RMS_NORM, norm_rows
 from sp.native.code import LANES
@@ -42,12 +42,7 @@ class Ready:
         return cls(norm, replace(empty_tiles(tokens, width, held), squares=squares, eps=norm[1]))
 
 
-PEAKED_BLOCKS = 8
-"""Blocks per multiprocessor of a norm with peaks, as many as run at once for rows of 1,024. Each of them raises the
-peaks of all columns, so further blocks would only add such updates."""
-
-
-def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks: Any = None) -> Floats:
+def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False) -> Floats:
     """Root-mean-square normalisation over the last axis.
 
     ``y = x / sqrt(mean(x²) + eps) * weight``. In GGUF files the weight is ready to multiply: converters have already
@@ -60,8 +55,6 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
     eps : float
     f32 : bool
         On the device, where d % 4 == 0 and d <= 8192: return float32 instead of bf16 (uint16).
-    peaks : uint32 (d,), optional
-        On the device, for a bf16 result: raised to the absmax of each column, as bits of a float32.
 
     Returns
     -------
@@ -83,11 +76,8 @@ def rms_norm(x: Floats, weight: Floats, eps: float, *, f32: bool = False, peaks:
         cupy = import_cupy()
         out: Floats = cupy.empty(x.shape, cupy.float32 if f32 else cupy.uint16)
         rows, defines = x.size // d, {"COLS": d}
-        if peaks is None:
-            blocks = -(-rows // norm_rows(defines))
-        else:
-            defines, blocks = defines | {"PEAKS": 1}, min(rows, PEAKED_BLOCKS * multiprocessors(current_device()))
-        RMS_NORM.launch((blocks,), x, weight, *((None, out) if f32 else (out, None)), peaks, rows, eps, defines=defines)
+        blocks = -(-rows // norm_rows(defines))
+        RMS_NORM.launch((blocks,), x, weight, *((None, out) if f32 else (out, None)), rows, eps, defines=defines)
         return out
     if x.dtype == np.float32 and x.size and x.shape[-1] % LANES == 0:
         x, weight = np.ascontiguousarray(x), np.ascontiguousarray(weight, np.float32)

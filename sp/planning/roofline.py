@@ -8,12 +8,13 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from sp.errors import ConfigError
-from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEYS_ONLY
 from sp.models.config import ModelConfig
 from sp.models.families.base import shard_config
 from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedPrecision, gains, is_eligible
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
+from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.planning.gpus import ANSWER, GPUSpec, MemoryMode, best, memory_modes, need, room
 from sp.planning.gpus import Path as KernelPath
@@ -24,7 +25,7 @@ from sp.quant import Math
 ERROR = 0.3  # stated relative error of predictions
 EFFICIENCY = {
     "product": 0.70,
-    "product int8": 0.55,
+    "product int8": 0.65,
     "attention": 0.60,
     "attention int8": 0.50,
     "memory": 0.75,
@@ -32,6 +33,8 @@ EFFICIENCY = {
 }
 """Share of the peak, the bandwidth or the link that a kind of work reaches: round numbers, chosen from records of H200
 and H100. Recurrent layers count as products, the selection of key blocks as attention in BF16."""
+BYTE_ATTENTION = {HEAD_DIM: 1.0, KEYS_ONLY: 0.5}
+"""Share of attention's products in 8 bits by head size, with `int8`: with the larger heads those with keys."""
 LAUNCH_S, LAUNCHES = 20e-6, 12
 """Seconds of a launch on the host, or of the latency of an exchange between GPUs; and launches per layer that delay the
 GPU (twice as many if a drafter's inputs are quantised). Those of later chunks are queued in time."""
@@ -48,7 +51,7 @@ class TimedModel:
     config: ModelConfig
     nbytes: int  # bytes of the weights that a pass reads, see `streamed_bytes`
     int8: float = 0.0  # share of a prefill's products in int8
-    int8_attention: bool = False  # True if attention is in int8, too
+    int8_attention: float = 0.0  # share of attention's products in int8
 
     @classmethod
     def of_shape(cls, name: str, file_type: str) -> TimedModel:
@@ -57,9 +60,11 @@ class TimedModel:
         formats = {tensor: fmt for tensor, _, fmt in shape.plan(file_type)}
         return cls(shape.config, streamed_bytes(shape.config, formats))
 
-    def multiplied_in(self, precision: AskedPrecision, gpu: GPUSpec, path: KernelPath | None = None) -> TimedModel:
+    def multiplied_in(
+        self, precision: AskedPrecision, gpu: GPUSpec, path: KernelPath | None = None, *, answers: bool = False
+    ) -> TimedModel:
         """Return the model with products in `precision` by the kernels of a path; ``auto`` is estimated without
-        weights."""
+        weights. `answers`: True for a target, whose attention stays in BF16 with ``auto``."""
         if precision == Math.BF16:
             return self
         path, auto = path or gpu.path, precision == AUTO
@@ -69,7 +74,9 @@ class TimedModel:
             gained = not auto or gains(tensor.name, tensor.shape[-1], narrow)
             sizes[gained and is_eligible(tensor.name, tensor.shape)] += tensor.size
         share = sizes[True] / sum(sizes.values()) if not auto or (path, gpu.capability) in FASTER else 0.0
-        return replace(self, int8=share, int8_attention=path == "sm_90a" and self.config.head_dim == HEAD_DIM)
+        attends = path == "sm_90a" and not (auto and answers)
+        attention = BYTE_ATTENTION.get(self.config.head_dim, 0.0) if attends else 0.0
+        return replace(self, int8=share, int8_attention=attention)
 
     def shared_by(self, gpus: int) -> TimedModel:
         """Return the shard of one of several GPUs; ConfigError if they cannot share the model."""
@@ -147,8 +154,9 @@ class Roofline:
         cost, int8 = prefill_cost(model.config, tokens), model.int8 if tokens >= ROUNDED_TOKENS else 0.0
         products = self._flops_s("product", cost.weights * (1 - int8) + cost.delta)
         products += self._flops_s("product int8", cost.weights * int8)
-        kind = "attention int8" if model.int8_attention else "attention"
-        attention = self._flops_s(kind, cost.attention * (1 if density is None else density))
+        read = cost.attention * (1 if density is None else density)
+        share = model.int8_attention if tokens >= BYTE_QUERIES else 0.0
+        attention = self._flops_s("attention int8", read * share) + self._flops_s("attention", read * (1 - share))
         chosen = 0.0 if density is None else self._flops_s("attention", cost.attention * SCORING)
         stream = self._memory_s(STREAM_BYTES * tokens * model.config.layers * model.config.hidden)
         return max(products, self._memory_s(model.nbytes)) + attention + chosen + stream
@@ -198,7 +206,7 @@ def predicted_times(
     if gpus > 1 and drafter is not None and drafter.config.delta is not None:
         raise ConfigError(f"{drafter.name} has recurrent layers, which several GPUs cannot read together")
     roofline = Roofline(gpu, gpus, plan.target.gpus)
-    target = TimedModel(config, plan.target.streamed).multiplied_in(precision, gpu)
+    target = TimedModel(config, plan.target.streamed).multiplied_in(precision, gpu, answers=True)
     made_in = Math.INT8 if target.int8 else Math.BF16
 
     def mode(tokens: int, compressed: bool) -> MemoryMode | None:

@@ -1,12 +1,15 @@
-"""Products of bytes on the device: loud channels, rounding and sums against the twin and float64, whole layers."""
+"""Products of bytes on the device: outlier channels, rotation, rounding and sums against the twin and float64."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from byte_order import byte_order
 from compare import nmse, to_bf16, to_float64
 from file_rows import file_rows
 
@@ -14,33 +17,25 @@ from sp.errors import DeviceError
 from sp.kernels.path import forced_path, native_path
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
 from sp.kernels.specs.matmul.gemm_bytes import SHAPES
-from sp.ops.byte_rows.loud import FEW_TOKENS, PeakedInputs, loud_channels, loudest
-from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_rows, round_weights
+from sp.ops.byte_rows.loud import SAMPLE, LoudChannels, loud_channels, loudest
+from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_rows
 from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.matmul.byte_weights import loud_columns, round_weights
 from sp.ops.matmul.packed import PackedWeight, pack, unpack_bf16
 from sp.ops.matmul.project import gated_project, project, project_add
-from sp.ops.norms import rms_norm
 from sp.quant import BF16, Q4_K, Q6_K, BlockFormat, Math, kernel_formats
 
-SUMS = {ByteKind.INT8: 2e-13, ByteKind.E4M3: 2e-6}
-"""Bounds on the NMSE against float64 of the same bytes: of int8 float32 sums of scaled whole numbers; of e4m3 sums that
-the tensor cores keep in about 14 bits."""
+SUMS = {ByteKind.INT8: 2e-13, ByteKind.E4M3: 2e-5}
+"""Bounds on the NMSE against float64 of the same bytes: of int8 exact sums, scaled in float32; of e4m3 sums
+that the tensor cores keep in about 14 bits."""
 ROUNDED = 5e-6
 """As above of results in BF16."""
-GATED = 2e-5
-"""As above where gate and up are BF16 before they meet."""
-
-
-def order() -> np.ndarray:
-    """Which of 64 inputs lies in each byte, as round_weight.cu tells."""
-    c, s, h, e = np.indices((4, 4, 2, 2))
-    places = np.empty(64, int)
-    places[(16 * c + 4 * s + 2 * h + e).ravel()] = (16 * s + 8 * h + 2 * c + e).ravel()
-    return places
+GATED = 3e-5
+"""As above where gate and up are BF16 before they meet; of a few values, so that no mean hides the largest."""
 
 
 def numbers(rows: Any) -> np.ndarray:
-    """Bytes of the device as float64 numbers, inputs in their own order."""
+    """Bytes of the device as float64 numbers, rotated values in their own order."""
     raw = rows.codes.get()
     if rows.kind is ByteKind.INT8:
         values = raw.view(np.int8).astype(np.float64)
@@ -48,10 +43,9 @@ def numbers(rows: Any) -> np.ndarray:
         exponent, fraction = (raw >> 3 & 15).astype(int), (raw & 7) / 8
         size = np.where(exponent, np.ldexp(1 + fraction, exponent - 7), np.ldexp(fraction, -6))
         values = np.where(raw & 128, -size, size)
-    tiled = values.reshape(len(values), -1, 64)
-    found = np.empty_like(tiled)
-    found[..., order()] = tiled
-    return found.reshape(values.shape)
+    found = np.empty_like(values)
+    found[:, byte_order(values.shape[1])] = values
+    return found
 
 
 def floats(bits: np.ndarray) -> np.ndarray:
@@ -83,28 +77,30 @@ def kernel(request):
     return request.param
 
 
+def with_columns(weights: Sequence[PackedWeight], kind: ByteKind, loud: LoudChannels) -> Any:
+    return replace(round_weights(weights, kind), loud=loud_columns(weights, loud))
+
+
 @pytest.mark.parametrize("loud", [0, 1, 64, 100])
-@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (77, 1024), (300, 5120), (64, 17408), (2100, 512)])
-def test_outlier_channels_and_rounding_equal_the_reference(tokens: int, width: int, loud: int) -> None:
+@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (77, 1024), (300, 5120), (64, 17408), (2100, 512), (5, 32768)])
+def test_rows_are_those_of_the_reference(tokens: int, width: int, loud: int) -> None:
     import cupy
 
     bits = inputs(tokens, width, min(loud, width // 4))
     given, x = cupy.asarray(bits), floats(bits)
     loud_channels(cupy.asarray(inputs(tokens, width, 64)))  # leaves nothing behind
-    found, want = loud_channels(given), loudest(np.abs(x).max(axis=0))
+    found, want = loud_channels(given), loudest(np.abs(x[:: -(-tokens // SAMPLE)]).max(axis=0))
     assert int(found.count[0]) == len(want)
     assert found.channels.get()[: len(want)].tolist() == want.tolist()
-    peaked = PeakedInputs(given, cupy.asarray(np.abs(x).max(axis=0).view(np.uint32)))
-    assert int(loud_channels(peaked).count[0]) == len(want)
     for kind in ByteKind if native_path() == "sm_90a" else [ByteKind.INT8]:
         got, twin = round_inputs(given, kind, found), round_rows(x, kind, want, True)
         np.testing.assert_array_equal(numbers(got), twin.codes)
-        np.testing.assert_array_equal(got.scales.get()[:, :tokens].T, twin.scales)
-        assert not got.scales.get()[:, tokens:].any()
+        np.testing.assert_array_equal(got.scales.get()[:tokens], twin.scales)
+        assert not got.scales.get()[tokens:].any()
         if len(want):
-            loud_values = floats(got.loud.get())
-            np.testing.assert_array_equal(loud_values[:, : len(want)], twin.loud)
-            assert not loud_values[:, len(want) :].any()
+            values = floats(got.loud.get())
+            np.testing.assert_array_equal(values[:, : len(want)], twin.loud)
+            assert not values[:, len(want) :].any()
 
 
 def test_tokens_that_are_no_numbers_stay_by_themselves(kernel) -> None:
@@ -114,9 +110,9 @@ def test_tokens_that_are_no_numbers_stay_by_themselves(kernel) -> None:
     bits = inputs(300, 512)
     bits[7, 100], bits[9, 300], bits[11, 5] = 0x7FC0, 0x7F80, 0xFF80
     given, w = cupy.asarray(bits), weight(Q4_K, 128, 512)
-    loud = loud_channels(given)
     out = cupy.zeros((300, 128), np.float32)
-    module.gemm(round_inputs(given, kind, loud), round_weights((w,), kind, loud), loud, (out,), STORE_F32)
+    loud = loud_channels(given)
+    module.gemm(round_inputs(given, kind, loud), with_columns((w,), kind, loud), loud, (out,), STORE_F32)
     bad = ~np.isfinite(out.get()).all(axis=1)
     assert np.flatnonzero(bad).tolist() == [7, 9, 11]
 
@@ -128,12 +124,12 @@ def test_weights_are_rounded_as_the_bf16_kernels_read_them(fmt: BlockFormat) -> 
     w = weight(fmt, 72, 768)
     loud = loud_channels(cupy.asarray(inputs(64, 768, 3)))
     which = loud.channels.get()[: int(loud.count[0])]
-    got = round_weights((w, w), ByteKind.INT8, loud)
+    got = with_columns((w, w), ByteKind.INT8, loud)
     twin = round_rows(floats(unpack_bf16(w).get()), ByteKind.INT8, which, False)
     for first in (0, 128):
         some = slice(first, first + 72)
         np.testing.assert_array_equal(numbers(got)[some], twin.codes)
-        np.testing.assert_array_equal(got.scales.get().T[some], twin.scales)
+        np.testing.assert_array_equal(got.scales.get()[some], twin.scales)
         np.testing.assert_array_equal(floats(got.loud.get())[some, :3], twin.loud)
         assert not got.loud.get()[some, 3:].any()
 
@@ -141,7 +137,8 @@ def test_weights_are_rounded_as_the_bf16_kernels_read_them(fmt: BlockFormat) -> 
 @pytest.mark.parametrize("epilogue", [STORE, STORE_F32, ADD, SWIGLU], ids=lambda e: e.name)
 @pytest.mark.parametrize("loud", [0, 5])
 @pytest.mark.parametrize(
-    ("tokens", "rows", "width"), [(1, 8, 256), (127, 72, 768), (192, 128, 512), (193, 1000, 1024), (1500, 520, 5120)]
+    ("tokens", "rows", "width"),
+    [(1, 8, 256), (127, 72, 768), (256, 128, 512), (257, 1000, 1024), (1500, 520, 5120), (3000, 4104, 256)],
 )
 def test_products_are_those_of_the_same_bytes(
     kernel, epilogue: Epilogue, loud: int, tokens: int, rows: int, width: int, monkeypatch
@@ -152,10 +149,9 @@ def test_products_are_those_of_the_same_bytes(
     given = cupy.asarray(inputs(tokens, width, loud))
     weights = tuple(weight(Q4_K if i else Q6_K, rows, width, i) for i in range(2 if epilogue is SWIGLU else 1))
     found = loud_channels(given)
-    x, w = round_inputs(given, kind, found), round_weights(weights, kind, found)
-    exact = numbers(x) * np.repeat(x.scales.get()[:, :tokens].T.astype(np.float64), 256, axis=1)
-    dense = numbers(w) * np.repeat(w.scales.get().T.astype(np.float64), 256, axis=1)
-    y = exact @ dense.T
+    x, w = round_inputs(given, kind, found), with_columns(weights, kind, found)
+    sizes = x.scales.get()[:tokens, None].astype(np.float64) * w.scales.get().astype(np.float64)
+    y = (numbers(x) @ numbers(w).T) * sizes
     if int(found.count[0]):  # in few tokens some channel is loud by chance
         y += floats(x.loud.get()).astype(np.float64) @ floats(w.loud.get()).astype(np.float64).T
     padded = -(-rows // 64) * 64
@@ -180,21 +176,6 @@ def test_products_are_those_of_the_same_bytes(
     gemm_bytes_sm90.plan_of.cache_clear()
 
 
-def test_peaks_of_what_swiglu_makes() -> None:
-    if native_path() != "sm_90a":
-        pytest.skip("needs compute capability 9.0")
-    import cupy
-
-    given, weights = cupy.asarray(inputs(333, 512, 2)), (weight(Q4_K, 328, 512), weight(Q4_K, 328, 512, 1))
-    found = loud_channels(given)
-    out = PeakedInputs.empty(333, 328)
-    x, w = round_inputs(given, ByteKind.INT8, found), round_weights(weights, ByteKind.INT8, found)
-    gemm_bytes_sm90.gemm(x, w, found, (out.values,), SWIGLU, out.peaks)
-    want = np.abs(floats(out.values.get())).max(axis=0)
-    np.testing.assert_array_equal(out.peaks.get()[:328].view(np.float32), want)
-    assert not out.peaks.get()[328:].any()
-
-
 @pytest.mark.parametrize("path", ["sm_90a", "portable"])
 def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None:
     import cupy
@@ -212,7 +193,6 @@ def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None
         with forced_path(path):
             ys = project(x, (q, narrow), norm, f32=(False, True))
             h = gated_project(x, g, u, norm, d)
-            assert isinstance(h, PeakedInputs) == (precision is Math.INT8 and path == "sm_90a")
             z = project_add(cupy.zeros_like(x), h, d)
         return [to_float64(ys[0]), ys[1].get().astype(np.float64), z.get().astype(np.float64)]
 
@@ -222,26 +202,12 @@ def test_a_layers_products_take_it_and_are_near_those_in_bf16(path: str) -> None
         assert 1e-9 < nmse(got, want) < 6e-4
 
 
-@pytest.mark.parametrize("tokens", [FEW_TOKENS, FEW_TOKENS + 1, 6000])
-def test_a_norm_that_finds_peaks_changes_no_bit(path: str, tokens: int) -> None:
-    import cupy
-
-    rng = np.random.default_rng(tokens)
-    given = rng.standard_normal((tokens, 1024)).astype(np.float32)
-    given[:, [3, 500]] *= 300
-    x, norm = cupy.asarray(given), (cupy.asarray(rng.standard_normal(1024).astype(np.float32)), 1e-6)
-    weights = [replace(weight(Q4_K, 512, 1024, i), math=Math.INT8) for i in range(9)]  # more than one launch takes
-    for some in (weights[:3], weights):
-        for _ in range(2):  # peaks are zeros again
-            normed = [y.get() for y in project(x, some, norm)]
-            plain = [y.get() for y in project(rms_norm(x, *norm), some)]
-            assert all((a == b).all() for a, b in zip(normed, plain, strict=True))
-
-
 def test_bad_shapes_are_told() -> None:
     import cupy
 
-    with pytest.raises(DeviceError, match="multiple of 256"):
-        round_inputs(cupy.zeros((3, 128), np.uint16), ByteKind.INT8, loud_channels(cupy.zeros((3, 128), np.uint16)))
-    with pytest.raises(DeviceError, match="up to 32768"):
-        loud_channels(cupy.zeros((3, 65536), np.uint16))
+    found = loud_channels(cupy.zeros((3, 256), np.uint16))
+    for width in (128, 65536):
+        x = cupy.zeros((3, width), np.uint16)
+        for wrong in (loud_channels, partial(round_inputs, kind=ByteKind.INT8, loud=found)):
+            with pytest.raises(DeviceError, match="multiple of 256, up to 32768"):
+                wrong(x)

@@ -23,10 +23,6 @@ inline u32 mul_f16x2(u32 a, u32 b) { return fma_f16x2(a, b, 0x80008000u); }
 inline u32 masked_or(u32 x, u32 mask, u32 bits) { return (x & mask) | bits; }
 inline u32 product_plus(u32 a, u32 b, u32 c) { return a * b + c; }
 inline u16 f16_from(f32 value) { return to_f16(value); }
-inline u32 bytes_of(f32 a, f32 b, f32 c, f32 d, f32 inverse) {  // int8
-    const auto one = [&](f32 x) { return u32(int(std::nearbyint(x * inverse)) & 255); };
-    return one(a) | one(b) << 8 | one(c) << 16 | one(d) << 24;
-}
 inline void pdl_launch_dependents() {}
 inline void pdl_wait() {}
 inline u32 permute(u32 a, u32 b, u32 selector) { return permuted_bytes(a, b, selector); }

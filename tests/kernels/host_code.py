@@ -33,7 +33,7 @@ CALLS = {
     "mov.b32 %0, %1;": "{0} = {1};",
 }
 """Statements of PTX inside functions that do more, and what host_pairs.h has for them."""
-GIVEN_HERE = ("wgmma_bytes.cuh", "wgmma_f16.cuh")
+GIVEN_HERE = ("byte_products.cuh", "wgmma_bytes.cuh", "wgmma_f16.cuh")
 """Headers of nothing but PTX."""
 
 

@@ -120,6 +120,10 @@ void copy_box(void* target, const TensorMap* given, unsigned long long* barrier,
 template <class M>
 void tensor_load(void* target, const M* map, unsigned long long* barrier, int x, int y) { copy_box(target, map, barrier, {x, y}); }
 template <class M>
+void tensor_load(void* target, const M* map, unsigned long long* barrier, int x, int y, int z) {
+    copy_box(target, map, barrier, {x, y, z});
+}
+template <class M>
 void tensor_load(void* target, const M* map, unsigned long long* barrier, int x, int y, int z, int w) {
     copy_box(target, map, barrier, {x, y, z, w});
 }
@@ -152,6 +156,19 @@ inline void mma_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned
         d[i] = float(sum);
     }
 }
+inline void mma_s8(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const uint64_t words[3] = {a[0] | uint64_t(a[1]) << 32, a[2] | uint64_t(a[3]) << 32, b0 | uint64_t(b1) << 32};
+    const Letters& all = meet(warp_place(), 32, {words[0], words[1], words[2]});
+    const int lane = now % 32;
+    for (int i = 0; i < 4; ++i) {
+        const int column = 2 * (lane % 4) + i % 2;
+        for (int k = 0; k < 32; ++k) {
+            const int from = k / 4 % 4, later = k / 16, at = 8 * (k % 4);
+            const uint64_t left = all[lane / 4 * 4 + from][later] >> (32 * (i / 2) + at);
+            d[i] += int(int8_t(left)) * int8_t(all[column * 4 + from][2] >> (32 * later + at));
+        }
+    }
+}
 
 // ---- products of a warpgroup: 64 rows, and 32 bytes of each
 template <class Sums>
@@ -181,9 +198,10 @@ void multiply(Letters& all, Left left, Right right, int depth = 32) {
     }
 }
 inline double signed_byte(uint64_t descriptor, unsigned row, unsigned k) { return int8_t(at_descriptor(descriptor, row, k)); }
-inline void wgmma_bytes(int (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+template <int Sums>
+void wgmma_bytes(int (&d)[Sums], uint64_t a, uint64_t b, bool accumulate) {
     meet(group_place(), 128, {uint64_t(d), a, b, accumulate}, [](Letters& all) {
-        multiply<64, int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
+        multiply<Sums, int>(all, [&](int row, int k) { return signed_byte(all[0][1], row, k); }, signed_byte);
     });
 }
 inline double f16_at(uint64_t descriptor, unsigned row, unsigned k) {

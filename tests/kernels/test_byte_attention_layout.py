@@ -17,11 +17,6 @@ from sp.ops.sparse.block_lists import lists_of
 from sp.quant import F16
 
 ROUNDING = """
-extern "C" void middle(const u8* k, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
-    gridDim = {unsigned(kv_heads), 1, 1};
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-        run_block(1024, [=] { key_centre(k, table, centre, sampled, step, kv_heads); });
-}
 extern "C" void peaks(const u8* v, const i32* table, u32* peaks, i32 tokens, i32 kv_heads) {
     gridDim = {unsigned(kv_heads), unsigned((tokens + 127) / 128), 1};
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
@@ -36,6 +31,13 @@ extern "C" void bytes(const u8* k, const u8* v, const i32* table, const f32* cen
             run_block(256, [=] {
                 kv_bytes(k, v, table, centre, peaks, k_codes, key_scales, v_codes, tokens, kv_heads);
             });
+}
+"""
+CENTRE = """
+extern "C" void middle(const u8* k, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
+    gridDim = {unsigned(kv_heads), 1, 1};
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+        run_block(1024, [=] { key_centre(k, table, centre, sampled, step, kv_heads); });
 }
 """
 ATTENTION = """
@@ -55,8 +57,12 @@ extern "C" void attend(const TensorMap* q, const TensorMap* k, const TensorMap* 
 
 
 @pytest.fixture(scope="module")
-def rounding(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return hosted("kv_bytes.cu", ROUNDING, tmp_path_factory.mktemp("rounding") / "all")
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """What rounds keys and values, and what finds the centres of keys."""
+    return (
+        hosted("kv_bytes.cu", ROUNDING, tmp_path_factory.mktemp("rounding") / "all"),
+        hosted("key_bytes.cu", CENTRE, tmp_path_factory.mktemp("centres") / "all", WIDTH=128),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +93,8 @@ def e4m3_numbers() -> np.ndarray:
 class Case:
     """Random keys and values in scattered pages, rounded by the kernels."""
 
-    def __init__(self, lib: ctypes.CDLL, tokens: int, kv_heads: int, kind: str = "random") -> None:
+    def __init__(self, libs: tuple[ctypes.CDLL, ctypes.CDLL], tokens: int, kv_heads: int, kind: str = "random") -> None:
+        lib, centres = libs
         rng = np.random.default_rng([tokens, kv_heads, len(kind)])
         self.tokens, self.blocks, self.kv_heads = tokens, -(-tokens // 128), kv_heads
         k, v = rng.standard_normal((2, tokens, kv_heads, 128)).astype(np.float32)
@@ -103,7 +110,7 @@ class Case:
         self.centre = aligned(np.full((kv_heads, 128), np.nan, np.float32))
         sampled = range(10**6)[sampled_blocks(tokens)]
         sizes = map(ctypes.c_int, (len(sampled), sampled.step, kv_heads))
-        lib.middle(pointer(pages[0]), pointer(table), pointer(self.centre), *sizes)
+        centres.middle(pointer(pages[0]), pointer(table), pointer(self.centre), *sizes)
         shape = kv_heads, self.blocks, 128, 128
         self.key_bytes, self.value_bytes = (aligned(np.full(shape, 0x55, np.uint8)) for _ in "kv")
         self.key_scales = aligned(np.full(shape[:2], np.nan, np.float32))

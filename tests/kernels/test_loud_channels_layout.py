@@ -21,61 +21,49 @@ inline float __log2f(float v) { return std::log2(v); }
 inline void __threadfence() {}
 """
 INPUTS = """
-extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each,
-                    int missing) {
+extern "C" void run(const u16* x, u32* peaks, u32* done, u32* count, u32* channels, u32* mask, i32 tokens, i32 stride,
+                    i32 each, int missing) {
     const unsigned down = (tokens + each - 1) / each, across = (COLS + 1023) / 1024;
     gridDim = {across, down + missing, 1};
     for (blockIdx.y = 0; blockIdx.y < down; ++blockIdx.y)
-        run_blocks(across, 1024, [=] { loud_inputs(x, peaks, done, count, channels, mask, tokens, each); });
-}
-"""
-LOUDEST = """
-extern "C" void run(u32* peaks, u32* count, u32* channels, u16* mask) {
-    run_blocks(1, 1024, [=] { loud_channels(peaks, count, channels, mask); });
+        run_blocks(across, 1024, [=] { loud_inputs(x, peaks, done, count, channels, mask, tokens, stride, each); });
 }
 """
 
 
 @cache
-def compiled(source: str, driver: str, width: int) -> ctypes.CDLL:
-    text = re.sub(r"#pragma (once|unroll.*)|^#line.*$", "", "".join(without_ptx(flatten(source))), flags=re.MULTILINE)
+def compiled(width: int) -> ctypes.CDLL:
+    source = "".join(without_ptx(flatten("loud_inputs.cu")))
+    text = re.sub(r"#pragma (once|unroll.*)|^#line.*$", "", source, flags=re.MULTILINE)
     text = re.sub(r"\bMOST\b", "MOST_LOUD", text)  # a name of host_block.h
-    return library("host_block.h", GIVEN + text + driver, {"COLS": width}, Path(mkdtemp()), "-std=c++20", "-O1")
+    return library("host_block.h", GIVEN + text + INPUTS, {"COLS": width}, Path(mkdtemp()), "-std=c++20", "-O1")
 
 
-@pairwise(width=[256, 1280, 2080], each=[16, 64], loud=[0, 3, 100])
-def test_outlier_channels_are_selected_and_peaks_are_cleared(width: int, each: int, loud: int) -> None:
-    tokens, rng = 70, np.random.default_rng([width, loud])
+@pairwise(width=[256, 1280, 2080], each=[16, 64], loud=[0, 3, 100], stride=[1, 3])
+def test_outlier_channels_are_selected_and_peaks_are_cleared(width: int, each: int, loud: int, stride: int) -> None:
+    tokens, rng = 69 * stride + 1, np.random.default_rng([width, loud])
     x = rng.standard_normal((tokens, width)).astype(np.float32)
     x[:, rng.choice(width, loud, replace=False)] *= rng.uniform(50, 1000, loud).astype(np.float32)
     bits = aligned((x.view(np.uint32) >> 16).astype(np.uint16))
     x = (bits.astype(np.uint32) << 16).view(np.float32)
     done = aligned(np.zeros(1, np.uint32))
-    largest = np.abs(x).max(axis=0)
+    largest, searched = np.abs(x[::stride]).max(axis=0), -(-tokens // stride)
     want = loudest(largest)
     # One row of blocks less than there are: none is the last, so that peaks are found and not yet looked at.
     peaks, untouched = aligned(np.zeros(width, np.uint32)), [aligned(np.full(LOUD, 9999, np.uint32)) for _ in range(3)]
-    compiled("loud_inputs.cu", INPUTS, width).run(*map(pointer, (bits, peaks, done, *untouched)), tokens, each, 1)
+    run = compiled(width).run
+    run(*map(pointer, (bits, peaks, done, *untouched)), searched, stride, each, 1)
     np.testing.assert_array_equal(peaks.view(np.float32), largest)
     assert all((one == 9999).all() for one in untouched)
-    assert done[0] == -(-width // 1024) * -(-tokens // each)
+    assert done[0] == -(-width // 1024) * -(-searched // each)
     done[0] = 0
-    given = {
-        "loud_inputs.cu": (INPUTS, aligned(np.zeros(width, np.uint32))),
-        "loud_channels.cu": (LOUDEST, aligned(largest.view(np.uint32))),
-    }
-    for source, (driver, peaks) in given.items():
-        count, channels = aligned(np.array([9999], np.uint32)), aligned(np.full(LOUD, 9999, np.uint32))
-        mask = aligned(np.full(-(-width // 32) * 2, 0xFFFF, np.uint16))
-        run, found = compiled(source, driver, width).run, [pointer(one) for one in (count, channels, mask)]
-        if source == "loud_inputs.cu":
-            run(pointer(bits), pointer(peaks), pointer(done), *found, tokens, each, 0)
-        else:
-            run(pointer(peaks), *found)
-        assert count[0] == len(want) >= min(loud, LOUD)
-        assert channels[: len(want)].tolist() == want.tolist()
-        if len(want):
-            marked = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-            assert marked.tolist() == want.tolist()
-        assert not peaks.any(), "zeros for the next one"
-        assert not done.any()
+    peaks[:] = 0
+    count, channels = aligned(np.array([9999], np.uint32)), aligned(np.full(LOUD, 9999, np.uint32))
+    mask = aligned(np.full(width // 32, 0xFFFFFFFF, np.uint32))
+    run(*map(pointer, (bits, peaks, done, count, channels, mask)), searched, stride, each, 0)
+    assert count[0] == len(want) >= min(loud, LOUD)
+    assert channels[: len(want)].tolist() == want.tolist()
+    if len(want):
+        assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == want.tolist()
+    assert not peaks.any(), "zeros for the next one"
+    assert not done.any()

@@ -31,7 +31,7 @@ from sp.models.network.arithmetic import (
 from sp.models.network.weights import ModelWeights, map_leaves
 from sp.models.shards.load_shards import load_shards
 from sp.models.synthetic.shapes import find_shape
-from sp.ops.byte_rows.rows import ROUNDED_TOKENS
+from sp.ops.byte_rows.rows import ROUNDED_TOKENS, rotated
 from sp.ops.matmul.byte_products import workspace_bytes
 from sp.parallel.host import HostGroup
 from sp.planning.memory import STREAMS, cold_layers, prefill_bytes, product_bytes, scoring_bytes
@@ -120,7 +120,8 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
     def sampled(weight: Any) -> np.ndarray:
         rows = sampled_rows(weight).copy()
         if weight.name == worst:
-            rows[:, 3] *= 50
+            rows = np.tile(rows, 16)
+            rows[:, : rows.shape[1] // 16] *= 50
         return rows
 
     nothing, reason = with_precision(weights, AUTO, "cuda", sampled)
@@ -130,23 +131,26 @@ def test_auto_leaves_out_weights_that_rounding_costs_too_much(monkeypatch: pytes
     marked, reason = with_precision(weights, AUTO, "cuda", sampled)
     found = precisions(marked)
     assert {name for name, precision in found.items() if precision is not Math.BF16} == past_the_first(found) - {worst}
-    assert reason.startswith("known; rounding costs 1 weights over 1.00%, at most ")
+    assert reason.startswith("known; rounding costs 1 weights over 1.20%, at most ")
     plain, reason = with_precision(weights, AUTO, "cuda")
     found = precisions(plain)
     assert {name for name, precision in found.items() if precision is Math.INT8} == past_the_first(found)
-    assert reason == "known; rounding costs weights at most 0.83%"
+    assert reason == "known; rounding costs weights at most 0.81%"
 
 
-def test_the_error_of_a_weight_is_that_of_its_groups() -> None:
+def test_the_error_of_a_weight_is_that_of_its_rotated_rows() -> None:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((4, 512)).astype(np.float32)
-    steps = np.abs(rows.reshape(4, 2, 256)).max(-1) / 127
+    steps = np.abs(rotated(rows)).max(-1) / 512**0.5 / 127
     expected = np.sqrt((steps**2 / 12).mean() / np.square(rows).mean())  # of an even spread within a step
     assert rounding_error(rows) == pytest.approx(expected, rel=0.05)
     assert rounding_error(rows) < MOST_ERROR
-    loud = rows.copy()
-    loud[:, 5] = 1000
-    assert rounding_error(loud) > 0.5, "neighbours of a loud one are lost"
+    one = rows.copy()
+    one[:, 5] = 10
+    assert rounding_error(one) < MOST_ERROR, "one large value is spread over its block"
+    uneven = rng.standard_normal((4, 16 * 1024)).astype(np.float32)
+    uneven[:, :1024] *= 30
+    assert rounding_error(uneven) > MOST_ERROR, "but not over the others"
     assert rounding_error(np.zeros((2, 256), np.float32)) == 0
 
 

@@ -19,8 +19,8 @@ import cupy
 import numpy as np
 from sp.kernels import forced_path
 from sp.models import load_model, prefill
-COUNTED = ("gemm_bytes_sm90", "gemm_bytes_narrow_sm90", "gemm_bytes_portable", "gemm_bytes_portable_f32",
-           "round_weight", "loud_weight")
+COUNTED = ("gemm_bytes_sm90", "gemm_bytes_portable", "gemm_bytes_portable_f32", "loud_weight", "loud_inputs",
+           "round_rows")
 for path in ("sm_90a", "portable"):
     for limit in (0, 1 << 40):
         cupy.get_default_memory_pool().set_limit(limit)
@@ -28,7 +28,7 @@ for path in ("sm_90a", "portable"):
             with forced_path(path):
                 dry_device.launches.clear()
                 model = load_model(sys.argv[2], device="cuda", precision=precision)
-                made = dry_device.launches["round_weight"]
+                made = dry_device.launches["round_rows"]
                 for n in (300, 511, 512, 1100):
                     dry_device.launches.clear()
                     prefill(model, np.arange(n), np.arange(n), model.new_cache(n))
@@ -46,32 +46,24 @@ def test_marks_reach_the_kernels_of_a_device() -> None:
     products, launched = 7 * 6 + 2, 7 * 4 + 1  # q, k and v of a layer in one launch if kept
     file = GGUFFile.open(embedded("target"))
     formats, config = file_formats(file), read_config(file)
-    # What meets loud channels is gathered from weights of one format at once.
+    # Columns for outlier channels are gathered from weights of one format at once.
     pairs = [[formats[f"blk.{i}.attn_{name}.weight"] for name in "kv"] for i in range(2, config.layers)]
     gathered = launched + sum(k is not v for k, v in pairs)
     assert launched < gathered < products
     shapes = [t.shape for t in layer_matrices(config) if is_eligible(t.name, t.shape)]
-    nbytes = sum(-(-rows // 64) * 64 * (width + width // 64) for rows, width in shapes)
+    nbytes = sum(-(-rows // 64) * 64 * (width + 4) for rows, width in shapes)
+    inputs = 7 * 4 + 1  # searched for outlier channels, and rounded: those of a layer's products
+    rounded = inputs + 7 * 7 + 2  # with weights
     for limited in (False, True):
         for precision in ("bf16", "auto"):  # all of its matrices are narrow
             assert launches["sm_90a", precision, limited, 1100] == [0] * 9
-    for precision, gated in (("int8", 7), ("fp8", 0)):  # by a kernel of their own, gate and up of 1,024 inputs or fewer
-        for n in (512, 1100):
-            assert launches["sm_90a", precision, False, n] == [
-                56,
-                nbytes,
-                56,
-                launched - gated,
-                gated,
-                0,
-                0,
-                0,
-                gathered,
-            ]
-            assert launches["sm_90a", precision, True, n] == [56, 0, 0, products - gated, gated, 0, 0, 7 * 7 + 2, 0]
     for n in (512, 1100):
-        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 0, 30, 14, 0, gathered]
-        assert launches["portable", "int8", True, n] == [56, 0, 0, 0, 0, 30, 14, 7 * 7 + 2, 0]
+        for precision in ("int8", "fp8"):
+            kept = launches["sm_90a", precision, False, n]
+            assert kept == [56, nbytes, 56, launched, 0, 0, gathered, inputs, inputs]
+            assert launches["sm_90a", precision, True, n] == [56, 0, 0, products, 0, 0, products, inputs, rounded]
+        assert launches["portable", "int8", False, n] == [56, nbytes, 56, 0, 30, 14, gathered, inputs, inputs]
+        assert launches["portable", "int8", True, n] == [56, 0, 0, 0, 30, 14, products, inputs, rounded]
     for path, precision in (("sm_90a", "int8"), ("sm_90a", "fp8"), ("portable", "int8")):
         for n in (300, 511):  # in BF16, kept or not
             assert launches[path, precision, False, n] == [56, nbytes, 56, 0, 0, 0, 0, 0, 0]

@@ -91,7 +91,7 @@ def test_gpus_that_are_linked_share_the_work_and_wait_for_each_other() -> None:
 def test_auto_takes_int8_where_it_is_faster() -> None:
     by_gpu = {name: DRAFTER.multiplied_in("auto", find_gpu(name)) for name in ("h200", "rtx4090", "a100")}
     assert {name: (one.int8 > 0, one.int8_attention) for name, one in by_gpu.items()} == {
-        "h200": (True, True), "rtx4090": (False, False), "a100": (False, False),
+        "h200": (True, 1), "rtx4090": (False, 0), "a100": (False, 0),
     }  # fmt: skip  # 1,024 inputs gain by Hopper's kernels alone
 
 

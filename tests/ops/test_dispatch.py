@@ -119,9 +119,7 @@ def test_every_path_has_one_kernel_for_any_product(path: str) -> None:
     known = {kernel.name: kernel for kernel in kernels(path)}
     assert [name for name, kernel in known.items() if kernel.prefill] == [PREFILL[path]]
     assert set(known) == {"gemv", "gemm_small_m", PREFILL[path]} | (
-        {"gemm_small_m_sm90", "gemm_bytes_sm90", "gemm_bytes_narrow_sm90"}
-        if path == "sm_90a"
-        else {"gemm_bytes_portable"}
+        {"gemm_small_m_sm90", "gemm_bytes_sm90"} if path == "sm_90a" else {"gemm_bytes_portable"}
     )
     for kernel in known.values():
         assert kernel.otherwise is None or kernel.otherwise.name in known

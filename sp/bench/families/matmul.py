@@ -4,6 +4,7 @@ graph; 8-bit products of a prefill, and the rounding of their operands."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ from sp.bench.cases import Case, bf16, family, normal, paths
 from sp.kernels import current_path, import_cupy
 from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
 from sp.models.synthetic.synthetic import random_blocks
-from sp.ops.byte_rows.loud import loud_channels
-from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_weights
-from sp.ops.matmul import gemm_bytes_narrow_sm90, gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.byte_rows.loud import SAMPLE, loud_channels
+from sp.ops.byte_rows.rows import ByteKind, round_inputs
+from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.matmul.byte_weights import loud_columns, round_weights
 from sp.ops.matmul.packed import pack
 from sp.ops.matmul.project import project
 from sp.ops.matmul.registry import Product, prefill_kernel
@@ -56,9 +58,13 @@ LONG = 8192
 SHAPES: tuple[tuple[int, int, Epilogue], ...] = ((OUT, IN, STORE), (OUT, IN, SWIGLU), (IN, OUT, STORE_F32))
 """Outputs, inputs and epilogue of the widest products of the 27B shape; SWIGLU has two weights."""
 CHUNK = 16384
-NARROW: tuple[tuple[int, int, Epilogue], ...] = ((4096, 1024, STORE), (3072, 1024, SWIGLU))
-"""The same for a 0.6B drafter on a long prompt: queries, keys and values in one product; gate and up, whose kernel is
-another one."""
+NARROW: tuple[tuple[int, int, Epilogue], ...] = (
+    (4096, 1024, STORE),
+    (3072, 1024, SWIGLU),
+    (1024, 2048, STORE_F32),
+    (1024, 3072, STORE_F32),
+)
+"""The same for a 0.6B drafter on a long prompt: queries, keys and values in one product; gate and up; output; down."""
 
 
 FEW: tuple[tuple[int, int, int, Epilogue], ...] = (
@@ -81,17 +87,25 @@ def byte_cases() -> Iterator[Case]:
     for rows, width, epilogue in SHAPES:
         yield from _products(LONG, rows, width, epilogue, tuple(dict.fromkeys((here, "portable"))))
         if epilogue is not STORE:
-            yield from _roundings(rows, width, 1 + (epilogue is SWIGLU))
+            yield from _roundings(LONG, rows, width, 1 + (epilogue is SWIGLU))
     for shape in FEW:
         yield from _products(*shape, (here,))
-    if here == "sm_90a":
-        yield from _narrow()
+    for rows, width, epilogue in NARROW if here == "sm_90a" else ():
+        yield from _products(CHUNK, rows, width, epilogue, (here,))
+        yield from _roundings(CHUNK, rows, width, 1 + (epilogue is SWIGLU))
+
+
+def _with_outliers(tokens: int, width: int) -> Any:
+    """Return inputs of which eight channels are outliers, as in real models: these have a product of their own."""
+    x = bf16(tokens, width)
+    x[:, 3 : width : width // 8] += 6 << 7  # the exponent: 64 times as large
+    return x
 
 
 def _products(tokens: int, rows: int, width: int, epilogue: Epilogue, paths: tuple[str, ...]) -> Iterator[Case]:
     kinds = {"sm_90a": (gemm_bytes_sm90, tuple(ByteKind)), "portable": (gemm_bytes_portable, (ByteKind.INT8,))}
     weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
-    x = bf16(tokens, width)
+    x = _with_outliers(tokens, width)
     out = import_cupy().empty((tokens, rows), np.float32 if epilogue is STORE_F32 else np.uint16)
     loud = loud_channels(x)
     shape: dict[str, Any] = {"type": "Q4_K", "m": tokens, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
@@ -103,44 +117,20 @@ def _products(tokens: int, rows: int, width: int, epilogue: Epilogue, paths: tup
         yield Case(shape | {"math": "bf16"}, path, plain, bytes=moved + tokens * width, flops=flops, graph=True)
         module, these = kinds[path]
         for kind in these:
-            inputs, rounded = round_inputs(x, kind, loud), round_weights(weights, kind, loud)
+            inputs = round_inputs(x, kind, loud)
+            rounded = replace(round_weights(weights, kind), loud=loud_columns(weights, loud))
             run = partial(module.gemm, inputs, rounded, loud, (out,), epilogue)
             config = shape | {"math": "int8" if kind is ByteKind.INT8 else "fp8"}
             yield Case(config, path, run, bytes=moved, flops=flops, graph=True)
 
 
-def _roundings(rows: int, width: int, count: int) -> Iterator[Case]:
-    weights, x = tuple(random_weight(Q4_K, rows, width) for _ in range(count)), bf16(LONG, width)
+def _roundings(tokens: int, rows: int, width: int, count: int) -> Iterator[Case]:
+    weights, x = tuple(random_weight(Q4_K, rows, width) for _ in range(count)), _with_outliers(tokens, width)
     loud = loud_channels(x)
     for name, run, traffic in (
-        ("loud channels", partial(loud_channels, x), 2 * LONG * width),
-        ("round inputs", partial(round_inputs, x, ByteKind.INT8, loud), 3 * LONG * width),
-        ("round weights", partial(round_weights, weights, ByteKind.INT8, loud), 1.5625 * count * rows * width),
+        ("loud channels", partial(loud_channels, x), 2 * min(tokens, SAMPLE) * width),
+        ("round inputs", partial(round_inputs, x, ByteKind.INT8, loud), 3 * tokens * width),
+        ("round weights", partial(round_weights, weights, ByteKind.INT8), 5.5625 * count * rows * width),
     ):
-        sizes = {"m": LONG, "n": rows * count, "k": width}
+        sizes = {"m": tokens, "n": rows * count, "k": width}
         yield Case({"op": name, "type": "Q4_K"} | sizes, current_path(), run, bytes=traffic, graph=True)
-
-
-def _narrow() -> Iterator[Case]:
-    """Yield products with few input channels: BF16, the 8-bit kernel for any width, and the one for narrow inputs."""
-    cupy = import_cupy()
-    for rows, width, epilogue in NARROW:
-        weights = tuple(random_weight(Q4_K, rows, width) for _ in range(1 + (epilogue is SWIGLU)))
-        x, out = bf16(CHUNK, width), cupy.empty((CHUNK, rows), np.uint16)
-        loud = loud_channels(x)
-        inputs, rounded = (
-            round_inputs(x, ByteKind.INT8, loud),
-            round_weights(weights, ByteKind.INT8, loud),
-        )
-        shape: dict[str, Any] = {"type": "Q4_K", "m": CHUNK, "n": rows, "k": width, "epilogue": epilogue.name.lower()}
-        cost = {
-            "bytes": CHUNK * (width + rows * out.itemsize) + len(weights) * rows * width,
-            "flops": 2 * CHUNK * rows * width * len(weights),
-            "graph": True,
-        }
-        plain = partial(prefill_kernel("sm_90a").launch, Product(x, weights, (out,), epilogue))
-        yield Case(shape | {"math": "bf16"}, "sm_90a", plain, **cost)
-        for module in (gemm_bytes_sm90, gemm_bytes_narrow_sm90)[: len(weights)]:
-            run = partial(module.gemm, inputs, rounded, loud, (out,), epilogue)
-            kernel = module.__name__.rpartition(".")[2]
-            yield Case(shape | {"math": "int8", "kernel": kernel}, "sm_90a", run, **cost)

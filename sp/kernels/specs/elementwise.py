@@ -10,10 +10,10 @@ NORM_WARPS = 4  # rows per block if each has one warp
 def norm_rows(defines: Defines) -> int:
     """Return the rows per block of `RMS_NORM`.
 
-    >>> norm_rows({"COLS": 576}), norm_rows({"COLS": 1024, "PEAKS": 1}), norm_rows({"COLS": 5120})
-    (4, 1, 1)
+    >>> norm_rows({"COLS": 576}), norm_rows({"COLS": 5120})
+    (4, 1)
     """
-    return NORM_WARPS if int(defines["COLS"]) <= 1024 and not defines.get("PEAKS") else 1
+    return NORM_WARPS if int(defines["COLS"]) <= 1024 else 1
 
 
 def _norm_threads(defines: Defines) -> int:
@@ -24,12 +24,9 @@ def _norm_threads(defines: Defines) -> int:
 RMS_NORM = KernelSpec(
     source="rms_norm.cu",
     entry="rms_norm",
-    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "u32*? peaks", "i32 rows", "f32 eps"),
+    args=("const f32* x", "const f32* weight", "u16*? y", "f32*? y_f32", "i32 rows", "f32 eps"),
     threads=_norm_threads,
-    variants=(
-        *({"COLS": cols} for cols in (5120, 1024, 576, 256)),
-        *({"COLS": cols, "PEAKS": 1} for cols in (5120, 1024)),
-    ),
+    variants=tuple({"COLS": cols} for cols in (5120, 1024, 576, 256)),
     pdl=True,
 )
 

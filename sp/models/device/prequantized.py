@@ -8,8 +8,9 @@ from typing import Any
 
 from sp.kernels import import_cupy
 from sp.models.network.weights import ModelWeights, map_leaves
-from sp.ops.byte_rows.kept import KeptRows, keep, kept_bytes
+from sp.ops.byte_rows.kept import KeptRows, kept_bytes
 from sp.ops.byte_rows.rows import BYTE_KINDS
+from sp.ops.matmul.byte_weights import keep
 from sp.ops.matmul.packed import PackedWeight
 from sp.quant import Math
 

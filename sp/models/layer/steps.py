@@ -25,7 +25,7 @@ from sp.ops.array_module import array_module
 from sp.ops.attention.attention import attention_output, takes_bytes
 from sp.ops.attention.attention_heads import attention_heads, head_norm_rope, normed_values
 from sp.ops.attention.beside_gate import beside_gate
-from sp.ops.attention.byte_attention.attend import byte_output
+from sp.ops.attention.byte_attention.attend import byte_output, fits
 from sp.ops.attention.position_scale import scale_queries
 from sp.ops.attention.score_rule import PLAIN as PLAIN_SCORES
 from sp.ops.attention.score_rule import ScoreRule
@@ -296,7 +296,7 @@ def dense_attention(cache: Cache, layer: int, q: Floats, gate: Floats | None, ru
     `q`, float32 (n, heads, head_dim): after RoPE, not rotated for the cache. `gate`, float32 (n, heads, 2 head_dim):
     query and gate rows in the layout of the wide query matrix."""
     pages = cache.stored(layer)
-    if rule.fits_bytes and takes_bytes(cache.precision, len(q)):
+    if takes_bytes(cache.precision, len(q)) and fits(q.shape[2], rule):
         return byte_output(q, pages, gate, rule)
     return attention_output(q, pages, gate, rule)
 

@@ -11,7 +11,7 @@ from sp.models.cache.cache import Cache
 from sp.models.layer.steps import dense_attention
 from sp.models.run.hooks import counts_on_host
 from sp.ops.attention.attention import gate_output, takes_bytes
-from sp.ops.attention.byte_attention.attend import attend
+from sp.ops.attention.byte_attention.attend import attend, fits
 from sp.ops.attention.key_blocks import BLOCK
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
 from sp.ops.skip_softmax import SkipSoftmax, skipping_attention
@@ -79,7 +79,7 @@ class SparseAttention:
             selector = _without_ends(selector)
         q = pages.queries(q)
         corrects, scale = isinstance(selector, FlashPrefill) and selector.mean_correction, rule.scale or d**-0.5
-        if takes_bytes(cache.precision, n) and rule.fits_bytes and rule.window is None and not corrects:
+        if takes_bytes(cache.precision, n) and fits(d, rule, True) and rule.window is None and not corrects:
             # The 8-bit kernel takes block lists; the other path selects and attends in one call.
             lists = selector.select(q, pages, scale)
             out, counts = attend(q, pages, scale, lists), lists.counts

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sp.errors import DeviceError
-from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_bytes import GROUPED, MOST_LOUD_WIDTH, MOST_OUTS, WIDE
+from sp.kernels.specs.matmul.epilogue import STORE, STORE_F32, SWIGLU, Epilogue
+from sp.kernels.specs.matmul.gemm_bytes import LOUD, MOST_INPUTS, MOST_OUTS, MULTIPLE, WIDE
 from sp.ops.byte_rows.kept import follow, kept_together
-from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
-from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteRows, round_inputs, round_weights
-from sp.ops.matmul.registry import Fusion, MatmulKernel, Product, register_matmul
+from sp.ops.byte_rows.loud import loud_channels
+from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, ByteRows, round_inputs
+from sp.ops.matmul.byte_weights import SLAB, loud_columns, round_weights
+from sp.ops.matmul.registry import MatmulKernel, Product, register_matmul
 from sp.quant import Math
 from sp.quant.packing import TILE
 
@@ -21,36 +23,20 @@ STORES = (STORE, STORE_F32)  # epilogues for several weights at once
 
 
 def byte_kernel(
-    name: str,
-    gemm: Gemm,
-    path: str,
-    maths: tuple[Math, ...],
-    *,
-    peaks: bool,
-    epilogues: tuple[Epilogue, ...] = (STORE, ADD, SWIGLU),
-    most_inputs: int = MOST_LOUD_WIDTH,
+    name: str, gemm: Gemm, path: str, maths: tuple[Math, ...], *, most_inputs: int = MOST_INPUTS
 ) -> MatmulKernel:
     """Register a kernel that multiplies `ByteRows`. Weights that are not prequantized are quantised for every product,
-    into a workspace. With `peaks` it returns the absmax of SWIGLU outputs. It takes products of up to `most_inputs`
-    inputs; of two kernels the one registered last takes products that both support."""
+    into a workspace. It takes products of up to `most_inputs` inputs."""
 
     def run(p: Product) -> None:
         kind = BYTE_KINDS[p.weights[0].math]
         loud = loud_channels(p.x)
-        launches = [slice(None)] if p.epilogue is SWIGLU else list(in_launches(p.weights, p.outs))
-        kept = [kept_together(p.weights[some], loud) for some in launches]
-        # Gathering outlier columns of prequantized weights lets `round_inputs` start early (PDL).
-        late = any(w is not None for w in kept)
-        x = round_inputs(p.x.values if isinstance(p.x, PeakedInputs) else p.x, kind, loud, late=late)
-        for some, w in zip(launches, kept, strict=True):
-            w = round_weights(p.weights[some], kind, loud) if w is None else w
-            if p.epilogue is SWIGLU:
-                out = p.outs[0]
-                into, found = (out.values, out.peaks) if isinstance(out, PeakedInputs) else (out, None)
-                gemm(x, w, loud, (into,), SWIGLU, found)
-            else:
-                outs = p.outs[some]
-                gemm(x, w, loud, outs, p.epilogue.typed(outs[0].dtype.char == "f"))
+        x = round_inputs(p.x, kind, loud)
+        for some in [slice(None)] if p.epilogue is SWIGLU else list(in_launches(p.weights, p.outs)):
+            weights, outs = p.weights[some], p.outs[some]
+            w = kept_together(weights) or round_weights(weights, kind)
+            w = replace(w, loud=loud_columns(weights, loud))
+            gemm(x, w, loud, outs, p.epilogue.typed(outs[0].dtype.char == "f"))
 
     return register_matmul(
         MatmulKernel(
@@ -61,9 +47,7 @@ def byte_kernel(
             mixed_swiglu=True,
             multiple=8,
             room=partial(_room, most_inputs),
-            epilogues=epilogues,
             maths=maths,
-            fusions=frozenset({Fusion.PEAKED} | ({Fusion.PEAKS} if peaks else set())),
         )
     )
 
@@ -95,11 +79,13 @@ def check_operands(x: ByteRows, w: ByteRows, outs: Sequence[Any], epilogue: Epil
 
 
 def workspace_bytes(tokens: int, rows: int, width: int) -> int:
-    """Return the workspace of an 8-bit product besides its operands: both of these, quantised."""
+    """Return the workspace of an 8-bit product besides its operands: both of these, quantised, and a slab of the weight
+    in BF16 with the weight's expanded scales."""
     padded = -(-rows // TILE) * TILE
-    return (tokens + padded) * (width + 4 * -(-width // GROUPED) + 128)
+    slab = min(2 * padded * width, SLAB) + padded * width // 8
+    return (tokens + padded) * (width + 4 + 2 * LOUD) + slab
 
 
 def _room(most: int, tokens: int, width: int, kinds: tuple[int, ...], norm: bool, epilogue: Epilogue) -> int:
-    fits = tokens >= ROUNDED_TOKENS and width % GROUPED == 0 and width <= most
+    fits = tokens >= ROUNDED_TOKENS and width % MULTIPLE == 0 and width <= most
     return tokens if fits else 0

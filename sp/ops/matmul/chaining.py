@@ -30,11 +30,3 @@ def begun_by(kernel: MatmulKernel, x: Any, norm: Norm) -> Ready | None:
         return None
     assert kernel.tile_rows is not None, kernel.name
     return Ready.empty(x, norm, kernel.tile_rows(tokens))
-
-
-def takes_peaks(reader: Any, tokens: int) -> bool:
-    """Return True if the `project_add` with the weight `reader` searches outlier channels, and so takes
-    PeakedInputs."""
-    if reader is None or isinstance(reader, SplitWeight):
-        return False
-    return Fusion.PEAKED in choose(tokens, (reader,), False, ADD).fusions

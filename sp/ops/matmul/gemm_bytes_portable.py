@@ -11,6 +11,7 @@ from sp.kernels.specs.matmul.gemm_bytes import (
     GEMM_BYTES_PORTABLE,
     GEMM_BYTES_PORTABLE_F32,
     PORTABLE_BLOCK,
+    PORTABLE_MOST_INPUTS,
     PORTABLE_STAGES,
     WIDE,
 )
@@ -21,17 +22,8 @@ from sp.quant import Math
 from sp.quant.packing import TILE
 
 
-def gemm(
-    x: ByteRows,
-    w: ByteRows,
-    loud: LoudChannels,
-    outs: Sequence[Any],
-    epilogue: Epilogue,
-    peaks: Any = None,
-) -> None:
-    """The portable form of `sp.ops.matmul.gemm_bytes_sm90.gemm`; int8 only, without peaks, and one launch for each of
-    `outs`."""
-    assert peaks is None, "peaks are found by another kernel"
+def gemm(x: ByteRows, w: ByteRows, loud: LoudChannels, outs: Sequence[Any], epilogue: Epilogue) -> None:
+    """The portable form of `sp.ops.matmul.gemm_bytes_sm90.gemm`; int8 only, and one launch for each of `outs`."""
     check_operands(x, w, outs, epilogue)
     if x.kind is not ByteKind.INT8:
         raise DeviceError(f"bytes: {x.kind.name} is multiplied on compute capability 9.0 alone")
@@ -51,19 +43,17 @@ def gemm(
             x.loud,
             w.loud[below:],
             x.scales,
-            w.scales.reshape(-1)[first:],
+            w.scales[first:],
             loud.count,
             out,
             x.rows,
             rows,
             -(-rows // TILE) * TILE,
             x.width,
-            x.scales.shape[1],
-            w.scales.shape[1],
             *more,
             defines={"EPILOGUE": STORE_F32 if wide else epilogue, "STAGES": PORTABLE_STAGES},
         )
         below += -(-rows // TILE) * TILE
 
 
-byte_kernel("gemm_bytes_portable", gemm, "portable", (Math.INT8,), peaks=False)
+byte_kernel("gemm_bytes_portable", gemm, "portable", (Math.INT8,), most_inputs=PORTABLE_MOST_INPUTS)

@@ -9,7 +9,7 @@ from typing import Any
 from sp.kernels.device import current_device, multiprocessors_to_fill
 from sp.kernels.launch import Defines
 from sp.kernels.specs.matmul.epilogue import SWIGLU, Epilogue
-from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, GROUPED, LOUD, MOST_OUTS, NEVER, SHAPES, variant
+from sp.kernels.specs.matmul.gemm_bytes import GEMM_BYTES_SM90, LOUD, MOST_OUTS, NEVER, SHAPES, variant
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.byte_rows.loud import LoudChannels
 from sp.ops.byte_rows.rows import ByteRows
@@ -18,19 +18,11 @@ from sp.quant import Math
 from sp.quant.packing import TILE
 
 
-def gemm(
-    x: ByteRows,
-    w: ByteRows,
-    loud: LoudChannels,
-    outs: Sequence[Any],
-    epilogue: Epilogue,
-    peaks: Any = None,
-) -> None:
+def gemm(x: ByteRows, w: ByteRows, loud: LoudChannels, outs: Sequence[Any], epilogue: Epilogue) -> None:
     """``out = x Wᵀ``, ``out += x Wᵀ``, or for SWIGLU ``out = silu(x Gᵀ) * (x Uᵀ)``. `x`: ByteRows of inputs; `w`:
-    ByteRows of weights, as many as `outs`, stacked in whole tiles of 64 rows; for SWIGLU gate and up; `loud`:
-    LoudChannels with which both were quantised; `outs`: sequence of (tokens, rows), bf16 as uint16 for STORE and
-    SWIGLU, float32 for STORE_F32 and ADD. Up to three, one for ADD and SWIGLU; rows are multiples of 8; `peaks`: uint32
-    (rows of whole 64), optional, for SWIGLU: raised to the absmax of the outputs."""
+    ByteRows of weights, as many as `outs`, stacked in whole tiles of 64 rows; for SWIGLU gate and up; `loud`: the
+    outlier channels that both have; `outs`: sequence of (tokens, rows), bf16 as uint16 for STORE and SWIGLU, float32
+    for STORE_F32 and ADD. Up to three, one for ADD and SWIGLU; rows are multiples of 8."""
     check_operands(x, w, outs, epilogue)
     if x.rows == 0:
         return
@@ -53,7 +45,7 @@ def gemm(
         # the kernel has maps for three outputs: the last one is repeated
         *stored[-1:] * (MOST_OUTS - len(stored)),
         x.scales,
-        w.scales.reshape(-1)[w.first :],
+        w.scales[w.first :],
         loud.count,
         token_blocks,
         out_blocks,
@@ -61,10 +53,7 @@ def gemm(
         row_tiles,
         *ends,
         *(NEVER,) * (MOST_OUTS - 1 - len(ends)),
-        x.width // GROUPED,
-        x.scales.shape[1],
-        w.scales.shape[1],
-        peaks,
+        x.width // 128,
         defines=defines,
     )
 
@@ -81,7 +70,7 @@ def plan_of(
 
     >>> from sp.kernels.specs.matmul.epilogue import ADD
     >>> plan_of(0, ADD, 8192, 80, 132)[0]["TOKENS"]
-    192
+    256
     """
     best: tuple[float, Defines, int, int, tuple[int]] | None = None
     for size, cluster in SHAPES:
@@ -95,4 +84,4 @@ def plan_of(
     return best[1:]
 
 
-byte_kernel("gemm_bytes_sm90", gemm, "sm_90a", (Math.INT8, Math.FP8), peaks=True)
+byte_kernel("gemm_bytes_sm90", gemm, "sm_90a", (Math.INT8, Math.FP8))

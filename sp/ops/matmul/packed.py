@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "pack_rows",
     "unpack",
     "unpack_bf16",
+    "unpack_slabs",
     "weight_arguments",
 ]
 
@@ -156,7 +157,7 @@ def unpack(w: PackedWeight) -> Floats:
         planes = {name: w.plane(name) for name in ("low", "high", "scales", "deltas") if w.plane(name) is not None}
         return unpack_numpy(w.format, planes, w.shape)
     values = import_cupy().empty(w.shape, np.float32)
-    _unpack(w, values, None, None)
+    _unpack(w, values, None, None, slice(0, w.row_tiles))
     return values  # type: ignore[no-any-return]
 
 
@@ -164,21 +165,31 @@ def unpack_bf16(w: PackedWeight, scales: Any = None) -> Any:
     """Return all values as operands of the prefill kernels, BF16 bits uint16 (out, in); `scales` from
     `expand_scales`."""
     values = import_cupy().empty(w.shape, np.uint16)
-    _unpack(w, None, values, expand_scales(w) if scales is None else scales)
+    _unpack(w, None, values, expand_scales(w) if scales is None else scales, slice(0, w.row_tiles))
     return values
 
 
-def _unpack(w: PackedWeight, f32: Any, bf16: Any, words: Any) -> None:
+def unpack_slabs(w: PackedWeight, most: int) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of `unpack_bf16` in slabs of whole tiles, of up to `most` bytes if a tile has no more: their first
+    row, and uint16 (rows, in), which the next slab overwrites."""
+    tiles, words = max(1, most // (2 * TILE * w.shape[1])), expand_scales(w)
+    held = import_cupy().empty((min(tiles * TILE, w.shape[0]), w.shape[1]), np.uint16)
+    for first in range(0, w.row_tiles, tiles):
+        past = min(first + tiles, w.row_tiles)
+        slab = held[: min(past * TILE, w.shape[0]) - first * TILE]
+        _unpack(w, None, slab, words, slice(first, past))
+        yield first * TILE, slab
+
+
+def _unpack(w: PackedWeight, f32: Any, bf16: Any, words: Any, tiles: slice) -> None:
+    """Unpack row tiles, into rows of their own."""
+    given = (*(w.plane(name) for name in ("low", "high", "scales", "deltas")), words)
     UNPACK.launch(
-        (w.k_tiles, w.row_tiles),
-        w.plane("low"),
-        w.plane("high"),
-        w.plane("scales"),
-        w.plane("deltas"),
-        words,
+        (w.k_tiles, tiles.stop - tiles.start),
+        *(plane if plane is None else plane.reshape(w.row_tiles, -1)[tiles] for plane in given),
         f32,
         bf16,
-        w.shape[0],
+        len(f32 if bf16 is None else bf16),
         w.k_tiles,
         defines={"FORMAT": w.format.ggml_type, "ROUNDED": int(f32 is None)},
     )

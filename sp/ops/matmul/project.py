@@ -12,10 +12,10 @@ from sp.kernels import import_cupy, is_device
 from sp.kernels.specs.matmul.epilogue import ADD, STORE, SWIGLU
 from sp.native.code import LANES
 from sp.ops.activations import geglu, swiglu
-from sp.ops.byte_rows.loud import PeakedInputs, loud_channels
+from sp.ops.byte_rows.loud import loud_channels
 from sp.ops.byte_rows.rows import BYTE_KINDS, ROUNDED_TOKENS, byte_product, round_rows
 from sp.ops.input_tiles import InputTiles
-from sp.ops.matmul.chaining import begun_by, takes_peaks, tiles_for
+from sp.ops.matmul.chaining import begun_by, tiles_for
 from sp.ops.matmul.dispatch import choose
 from sp.ops.matmul.few_rows import decoded, few_products, few_rows
 from sp.ops.matmul.registry import Fusion, Product
@@ -154,8 +154,8 @@ def gated_project(
     """The first half of a gated feed-forward: ``silu(h Gᵀ) * (h Uᵀ)`` with h = x normed; with `gelu` instead of silu,
     see `geglu`. `x`: float32 (tokens, in); `gate`, `up`: Weights of shape (ffn, in); `norm`: (float32 (in,), float), as
     in `project`; `reader`: Weight of shape (out, ffn), optional, the weight of the only consumer of the result, a
-    `project_add`. Returns float32 (tokens, ffn), on the device BF16 (uint16), or InputTiles or PeakedInputs if the
-    product with `reader` takes them."""
+    `project_add`. Returns float32 (tokens, ffn), on the device BF16 (uint16), or InputTiles if the product with
+    `reader` takes them."""
     if is_device(x):
         gated: Floats = geglu(*project(x, (gate, up), norm)) if gelu else _gated_project(x, gate, up, norm, reader)
         return gated
@@ -231,8 +231,6 @@ def _gated_project(x: Any, gate: Any, up: Any, norm: Norm | Ready, reader: Any) 
     if gate.format != up.format and not kernel.mixed_swiglu:
         return swiglu(*project(rms_norm(x, *norm), (gate, up)))
     out: Any = tiles_for(reader, tokens) if Fusion.TILES in kernel.fusions else None
-    if Fusion.PEAKS in kernel.fusions and takes_peaks(reader, tokens):
-        out = PeakedInputs.empty(*shape)
     if out is None:
         out = import_cupy().empty(shape, np.uint16)
     kernel.launch(Product(x, (gate, up), (out,), SWIGLU, norm))

@@ -18,7 +18,6 @@ from sp.errors import ConfigError, DeviceError
 from sp.kernels import import_cupy
 from sp.kernels.path import PATHS, current_path
 from sp.kernels.specs.matmul.epilogue import Epilogue
-from sp.ops.byte_rows.loud import FEW_TOKENS, PeakedInputs, peaked_norm
 from sp.ops.input_tiles import InputTiles
 from sp.ops.norms import Norm, Ready, rms_norm
 from sp.quant import Math, kernel_formats
@@ -31,17 +30,15 @@ class Fusion(Enum):
     TILES = "tiles"  # takes x as InputTiles, and with SWIGLU stores its result as such
     READY = "ready"
     """Takes a norm deferred by the previous product, and with ADD starts that of the next product."""
-    PEAKS = "peaks"  # with SWIGLU also computes the absmax of each output, for PeakedInputs
-    PEAKED = "peaked"  # takes x as PeakedInputs
 
 
 @dataclass(frozen=True)
 class Product:
     """Products of the same tokens with several weights. `outs`: STORE: one per weight, uint16 (BF16) or float32
-    (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU: uint16 (tokens, out), InputTiles or PeakedInputs;
+    (tokens, out_i). ADD: float32 (tokens, out), added to. SWIGLU: uint16 (tokens, out) or InputTiles;
     `norm`: Norm or Ready, optional, of x, before the product; a Ready was started by the previous product."""
 
-    x: Any  # uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles; PeakedInputs
+    x: Any  # uint16 (tokens, in) of BF16 bits; float32 (tokens, in) with `norm`; InputTiles
     weights: Sequence[Any]  # sequence of PackedWeight of shape (out_i, in), ADD: one. SWIGLU: gate and up
     outs: Sequence[Any]
     epilogue: Epilogue
@@ -121,7 +118,7 @@ class MatmulKernel:
         kinds = [w.format.ggml_type for w in product.weights]
         mine = [i for i, w in enumerate(product.weights) if self.multiplies(w)]
         groups = grouped([None if self.alike is None else self.alike(kinds[i]) for i in mine], self.max_weights)
-        given = self._prepared(product, len(groups) == 1) if mine else product
+        given = self._prepared(product) if mine else product
         for some in groups:
             self._store(given.part([mine[i] for i in some]))
         if len(mine) < len(kinds):
@@ -132,17 +129,13 @@ class MatmulKernel:
             again = Fusion.NORM in other.fusions or isinstance(given.x, InputTiles)
             other.launch((product if again else given).part([i for i in range(len(kinds)) if i not in mine]))
 
-    def _prepared(self, product: Product, once: bool = True) -> Product:
-        """Return the product with x in the form of this kernel; `once`: a single launch searches the peaks, so that
-        they can be passed on."""
+    def _prepared(self, product: Product) -> Product:
+        """Return the product with x in the form of this kernel."""
         x, norm = product.x, product.norm
-        peaked = once and Fusion.PEAKED in self.fusions
         if isinstance(norm, Ready):
             x, norm = (norm.tiles, None) if Fusion.READY in self.fusions else (x, norm.norm)
         if norm is not None and Fusion.NORM not in self.fusions:
-            x, norm = (peaked_norm if peaked and len(x) > FEW_TOKENS else rms_norm)(x, *norm), None
-        if isinstance(x, PeakedInputs) and not peaked:
-            x = x.values
+            x, norm = rms_norm(x, *norm), None
         if isinstance(x, InputTiles) and Fusion.TILES not in self.fusions:
             raise DeviceError(f"{self.name} takes no input tiles")
         return product if x is product.x and norm is product.norm else replace(product, x=x, norm=norm)

@@ -15,7 +15,7 @@ from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_bytes import (
     ATTENTION_BYTES,
     HEAD_DIM,
-    KEY_CENTRE,
+    KEYS_ONLY,
     KV_BYTES,
     STAGES,
     TILE,
@@ -23,7 +23,8 @@ from sp.kernels.specs.attention.attention_bytes import (
 )
 from sp.kernels.tensor_map import tensor_map
 from sp.ops.attention.attention import gate_output
-from sp.ops.attention.byte_attention.twin import byte_attention, sampled_blocks
+from sp.ops.attention.byte_attention.byte_keys import prefill_with_keys, sampled_centre
+from sp.ops.attention.byte_attention.twin import byte_attention, byte_key_attention
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
 from sp.ops.attention.kv_pages import PagedKV, page_head_dim
 from sp.ops.attention.score_rule import PLAIN, ScoreRule
@@ -58,14 +59,6 @@ def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
     VALUE_PEAKS.launch(grid, at.v, at.table, peaks.view(np.uint32), at.tokens, at.kv_heads)
     KV_BYTES.launch(grid, at.k, at.v, at.table, centre, peaks, k, key_scales, v, at.tokens, at.kv_heads)
     return BytePages(k, key_scales, v, peaks, at.tokens)
-
-
-def sampled_centre(at: PagedKV) -> Any:
-    """Return `key_centre` of the float16 keys of `at`: float32 (kv_heads, head_dim)."""
-    centre, sampled = import_cupy().empty((at.kv_heads, HEAD_DIM), np.float32), sampled_blocks(at.tokens)
-    count = len(range(sampled.start, sampled.stop, sampled.step))
-    KEY_CENTRE.launch((at.kv_heads,), at.k, at.table, centre, count, sampled.step, at.kv_heads)
-    return centre
 
 
 def prefill(
@@ -134,19 +127,29 @@ def prefill(
     return out
 
 
+def fits(head_dim: int, rule: ScoreRule, listed: bool = False) -> bool:
+    """Return True if 8-bit attention supports heads of this size with `rule`, and with lists of blocks if `listed`."""
+    if head_dim == KEYS_ONLY:
+        return rule.fits_bytes and rule.window is None and not listed
+    return head_dim == HEAD_DIM and rule.fits_bytes
+
+
 def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None, rule: ScoreRule = PLAIN) -> Floats:
-    """Compute 8-bit causal attention of the last ``len(q)`` tokens of `at`, over all blocks or listed ones. Returns
-    float32 (n, heads, 128), on the device bf16, in the basis of the cached values.
+    """Compute 8-bit causal attention of the last ``len(q)`` tokens of `at`, over all blocks or listed ones, see `fits`.
+    Returns float32 (n, heads, d), on the device bf16, in the basis of the cached values.
 
     Parameters
     ----------
-    q : float32 (n, heads, 128), on the device float16
+    q : float32 (n, heads, d), on the device float16
         In the basis of the cached keys (rotated if those are), not yet scaled.
     at : PagedKV, on the device of compute capability 9.0
     lists : BlockLists, optional, on the device of `q`
     rule : ScoreRule
         Its window is used, if there are no `lists`.
     """
+    assert fits(q.shape[2], rule, lists is not None), f"heads of {q.shape[2]} values"
+    if q.shape[2] == KEYS_ONLY:
+        return prefill_with_keys(q, at, scale) if is_device(q) else byte_key_attention(q, *at.gather(), scale)
     if not is_device(q):
         reach = None if rule.window is None else rule.first_seen(len(q), at.tokens, q)
         return byte_attention(q, *at.gather(), scale, lists, reach=reach)

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sp.arrays import Floats, Ints
+from sp.ops.attention.attention import attention
 from sp.ops.attention.key_blocks import BLOCK, BlockLists
+from sp.ops.attention.score_rule import ScoreRule
 from sp.ops.byte_rows.e4m3 import LARGEST, near_exp2, round_e4m3
+from sp.ops.byte_rows.rows import rotated
 from sp.ops.threads import run_parallel
 
 SAMPLED_BLOCKS = 16  # blocks of keys, spread over the sequence, whose mean is used for that of all
@@ -143,6 +146,29 @@ def byte_attention(
 
     run_parallel(one, list(np.ndindex(heads, -(-n // BLOCK))))
     return out
+
+
+def byte_key_attention(q: Floats, k: Floats, v: Floats, scale: float, centre: Floats | None = None) -> Floats:
+    """Compute attention of the last queries over all keys, with queries and keys rotated and rounded to int8 as
+    `byte_attention` does, and weights and values as they are. Arguments and result as there. Source: Ashkboos et al.,
+    "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024 (rotation).
+
+    >>> ones = np.ones((200, 1, 256), np.float32)
+    >>> byte_key_attention(ones, ones, 2 * ones, 0.1)[-1, 0, :2].tolist()
+    [2.0, 2.0]
+    """
+    centred = k - (key_centre(k) if centre is None else centre)
+    queries, keys = query_codes(rotated_heads(q)), key_codes(rotated_heads(centred), np.zeros_like(k[0]))
+    rounded = keys.codes * keys.scales.repeat(BLOCK, axis=0)[: len(k)]
+    return attention(queries.codes * queries.scales, rounded, v, ScoreRule(scale=scale))
+
+
+def rotated_heads(x: Floats) -> Floats:
+    """Rotate rows of heads, (n, heads, 256), see `rotated`: channels that are large are spread over a head, and products
+    of queries and keys stay as they are."""
+    n, heads, d = x.shape
+    turned: Floats = rotated(x.reshape(-1, d)).reshape(n, heads, d) * x.dtype.type(d**-0.5)
+    return turned
 
 
 def _parts(blocks: np.ndarray, rows: int) -> list[np.ndarray]:

@@ -1,6 +1,5 @@
 // Quantises the keys and values in a sequence's pages to bytes, as attention_bytes.cu multiplies them.
 //
-//   key_centre[h] = mean of the keys of pages table[0], table[step], .. `sampled` of them; zeros if there are none
 //   value_peaks[h] = max |v|, over all tokens; to be 0 before
 //   key_scales[h, b] = max |k - centre[h]| / 127 over block b; k_codes = round((k - centre) / key_scale)
 //   v_codes[h, b, i, key_place(token)] = e4m3(v[i] * 448 / value_peaks[h])
@@ -10,67 +9,12 @@
 // Layouts: pages (pool_pages, 128, kv_heads, 128) f16, token j in slot j % 128 of page table[j / 128]; centre
 //   f32 (kv_heads, 128); k_codes i8 (kv_heads, blocks, 128 tokens, 128), v_codes e4m3 (kv_heads, blocks, 128, 128 tokens):
 //   zeros past `tokens`, where pages are not read.
-// Launch: (kv_heads, blocks) blocks of 256 threads; key_centre (kv_heads) of 1,024. 16-byte aligned arrays.
+// Launch: (kv_heads, blocks) blocks of 256 threads. 16-byte aligned arrays.
 // sm_90a.
-#include "mma.cuh"
+#include "page_values.cuh"
 #include "wgmma_e4m3.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, PAGE = 128, WIDTH = 128, ROWS = PAGE / WARPS;
-constexpr int ROW_BYTES = 2 * WIDTH;
-
-struct Four {
-    f32 x[4];
-};
-
-// Values 4 lane .. 4 lane + 3 of a row, as they are stored.
-SP_DEVICE uint2 words_of(const u8* row, u32 lane) { return reinterpret_cast<const uint2*>(row)[lane]; }
-
-SP_DEVICE Four four_of(uint2 words) {
-    return {{low_f16(words.x), high_f16(words.x), low_f16(words.y), high_f16(words.y)}};
-}
-
-SP_DEVICE Four four_of(const u8* row, u32 lane) { return four_of(words_of(row, lane)); }
-
-SP_DEVICE Four minus(const Four& a, const Four& b) {
-    return {{a.x[0] - b.x[0], a.x[1] - b.x[1], a.x[2] - b.x[2], a.x[3] - b.x[3]}};
-}
-
-SP_DEVICE f32 peak_of(const Four& four) {
-    return fmaxf(fmaxf(fabsf(four.x[0]), fabsf(four.x[1])), fmaxf(fabsf(four.x[2]), fabsf(four.x[3])));
-}
-
-// The largest of all warps, for all threads.
-SP_DEVICE f32 block_max(f32 peak, f32* shared) {
-    peak = warp_max(peak);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = peak;
-    __syncthreads();
-    for (int i = 0; i < WARPS; ++i) peak = fmaxf(peak, shared[i]);
-    return peak;
-}
-
-constexpr int CENTRE_WARPS = 32;
-
-extern "C" __global__ void __launch_bounds__(32 * CENTRE_WARPS)
-key_centre(const u8* pages, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
-    __shared__ f32 sums[CENTRE_WARPS][WIDTH];
-    const i32 head = i32(blockIdx.x);
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Four sum = {};
-#pragma unroll 4
-    for (int row = int(warp); row < sampled * PAGE; row += CENTRE_WARPS) {
-        const i64 token = i64(table[row / PAGE * step]) * PAGE + row % PAGE;
-        const Four four = four_of(pages + (token * kv_heads + head) * ROW_BYTES, lane);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum.x[j] += four.x[j];
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sums[warp][4 * lane + j] = sum.x[j];
-    __syncthreads();
-    if (threadIdx.x >= WIDTH) return;
-    f32 total = 0;
-    for (int i = 0; i < CENTRE_WARPS; ++i) total += sums[i][threadIdx.x];
-    centre[head * WIDTH + threadIdx.x] = sampled ? total / f32(sampled * PAGE) : 0.0f;
-}
+constexpr int WIDTH = 128, ROW_BYTES = 2 * WIDTH;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 value_peaks(const u8* pages, const i32* table, u32* peaks, i32 tokens, i32 kv_heads) {
@@ -118,10 +62,7 @@ kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* cent
     if (threadIdx.x == 0) key_scales[tile] = peak * (1.0f / 127.0f);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const Four key = minus(four_of(keys[i]), middle);
-        u32 word = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) word |= u32(__float2int_rn(key.x[j] * inverse) & 255) << 8 * j;
+        u32 word = code_word(minus(four_of(keys[i]), middle), inverse);
         if (int(warp) + WARPS * i >= valid) word = 0;
         reinterpret_cast<u32*>(k_codes)[(tile * PAGE + warp + WARPS * i) * (WIDTH / 4) + lane] = word;
     }

@@ -1,14 +1,12 @@
-// Values rounded to a byte: KIND 0 int8, KIND 1 e4m3, with one scale for a group.
+// Values rounded to a byte: KIND 0 int8, KIND 1 e4m3, with one scale for a row.
 //
-//   scale = largest / 127 (448); code = rint(x / scale), halves to even. A group whose largest is below 2^-100 has scale
+//   scale = largest / 127 (448); code = rint(x / scale), halves to even. A row whose largest is below 2^-100 has scale
 //   and codes 0; one that holds a NaN or a value from 2^100 on the scale NaN and codes 0.
 // e4m3: compute capability 8.9 and later.
 #pragma once
 #include "mma.cuh"
 
-enum Grouping { GROUPED = 256, LOUD = 64 };  // inputs with one scale; channels that can be apart
-
-// Rounding of a group with this absmax, given by its bits; `told` is the scale that is stored.
+// Rounding of a row with this absmax, given by its bits; `told` is the scale that is stored.
 struct Rounding {
     f32 inverse, told;
 };
@@ -24,6 +22,15 @@ SP_DEVICE Rounding rounding_of(u32 largest_bits) {
 
 SP_DEVICE u32 magnitude(f32 x) { return __float_as_uint(x) & 0x7fffffffu; }
 
+#if KIND == 1
+// Two values to e4m3, the first lowest.
+SP_DEVICE u32 e4m3_of(f32 a, f32 b) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+#endif
+
 // Four values to four bytes, the first lowest.
 SP_DEVICE u32 bytes_of(f32 a, f32 b, f32 c, f32 d, f32 inverse) {
 #if KIND == 0
@@ -34,9 +41,6 @@ SP_DEVICE u32 bytes_of(f32 a, f32 b, f32 c, f32 d, f32 inverse) {
                                  __float_as_uint(__fadd_rn(__fmul_rn(d, inverse), whole)), 0x0040);
     return __byte_perm(low, high, 0x5410);
 #else
-    u16 low, high;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b * inverse), "f"(a * inverse));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d * inverse), "f"(c * inverse));
-    return u32(low) | u32(high) << 16;
+    return e4m3_of(a * inverse, b * inverse) | e4m3_of(c * inverse, d * inverse) << 16;
 #endif
 }

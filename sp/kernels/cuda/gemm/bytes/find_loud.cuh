@@ -5,7 +5,7 @@
 //             Zeros afterwards
 //   count     u32: number of outliers
 //   channels  u32 (64): their indices, ascending
-//   mask      u16 (COLS / 16): bit i of word j is set where channel 16 j + i is an outlier
+//   mask      u32 (COLS / 32): bit i of word j is set where channel 32 j + i is an outlier
 // Of more than 64 the largest by quarters of an octave are taken, of the last quarter the first ones. Without outliers
 // only `count` is written. Channels t, t + 1024, .. belong to thread t. Define: COLS. Arches: 80+.
 // Source: outlier features of LLM.int8() (Dettmers et al., 2022), found here by comparison with the other channels.
@@ -38,7 +38,7 @@ SP_DEVICE u32 sum_before(u32 value, u32* room, u32& total) {
     return before + sum - value;
 }
 
-SP_DEVICE void find_loud(u32* peaks, u32* count, u32* channels, u16* mask) {
+SP_DEVICE void find_loud(u32* peaks, u32* count, u32* channels, u32* mask) {
     __shared__ u32 bins[BINS], room[32], counts[32 * EACH];
     __shared__ f32 sums[32];
     __shared__ u32 last, above;
@@ -118,6 +118,6 @@ SP_DEVICE void find_loud(u32* peaks, u32* count, u32* channels, u16* mask) {
         const bool taken = is_over || (is_equal && equal_before < left);
         if (taken) channels[over_before + min(equal_before, left)] = channel;
         const u32 word = __ballot_sync(0xffffffffu, taken);
-        if (t % 32 == 0 && channel < COLS) reinterpret_cast<u32*>(mask)[channel / 32] = word;
+        if (t % 32 == 0 && channel < COLS) mask[channel / 32] = word;
     }
 }

@@ -1,19 +1,18 @@
 // Prefill matmul of bytes without Hopper's own instructions: Y[n, o] = sum_k X[n, k] W[o, k] for X and W rounded to int8 with a
-// float32 scale for a row and 256 inputs, and for up to 64 outlier channels, which are 0 in X's bytes, in bf16 besides.
+// float32 scale for a row, as round_rows.cu makes them, and for up to 64 outlier channels in bf16 besides.
 //
-//   x        bytes (tokens, k) row-major; x_scales f32 [k / 256][x_stride]
-//   w        bytes (rows of w, k) row-major; w_scales f32 [k / 256][w_stride]. SWIGLU: gate's rows, those of up from `second` on
-//   xl, wl   bf16 (tokens, 64), (rows of w, 64): outlier channels; not read where *loud_count is 0
+//   x        bytes (tokens, k) row-major; x_scales f32 (whole 128 tokens)
+//   w        bytes (rows of w, k) row-major; w_scales f32 (rows of w). SWIGLU: gate's rows, those of up from `second` on
+//   xl, wl   bf16 (tokens, 64) and (rows of w, 64): outlier channels; not read where *loud_count is 0
 //   y        EPILOGUE STORE: bf16 (tokens, rows); STORE_F32: f32 stored, or added to y when `add`; SWIGLU: bf16 silu(x Gᵀ) * (x Uᵀ)
-// Both sides hold the inputs of each 64 in the same order, whichever that is. k % 256 == 0, rows % 8 == 0, tokens >= 1.
+// Both sides hold the inputs in the same order, whichever that is. k % 128 == 0, rows % 8 == 0, tokens >= 1.
 //
-// Y = sum over groups of (w_scale * x_scale) * part, with `part` whole: exact in int32 and in float32 (256 * 127^2 < 2^24).
+// Y = (w_scale * x_scale) * sum + the product of outlier channels; the sum is exact in int32 (k * 127^2 < 2^31).
 // Launch: grid ceil(tokens / 128) * ceil(rows / 128 (SWIGLU: 64)), 256 threads, STAGES * 32,768 bytes of dynamic shared memory. A
 // warp owns 64 tokens x 32 rows of w (SWIGLU: 16 of gate, 16 of up): A and B of mma.m16n8k32 through a ring of STAGES tiles of
 // 128 inputs, filled by cp.async; 16-byte chunk j of row r lies at j ^ (r % 8). Warps wait for stages, never for each other.
-// Arches: 80+ (cp.async, ldmatrix, mma.m16n8k32).
-// Ideas: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop; outlier channels apart as in LLM.int8()
-// (Dettmers et al., 2022).
+// Arches: 80+ (cp.async, ldmatrix, mma.m16n8k32 and m16n8k16).
+// Idea: multi-stage cp.async pipelines as in CUTLASS's sm_80 mainloop.
 #include "activations.cuh"
 #include "epilogue.cuh"
 #include "mbarrier.cuh"
@@ -29,16 +28,11 @@ constexpr int BAND = 16;                           // token blocks walked togeth
 constexpr int COPIES = BLOCK * 8 / THREADS;        // of 16 bytes a thread, of each side
 constexpr int M = 4, N = 4;                        // fragments of a warp: 16 tokens, 8 rows of w
 
-// d += a b of whole numbers; the first of a group starts from zero.
-SP_DEVICE void mma_s8(i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, bool first) {
-    if (first)
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-            : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
-    else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// d += a b of whole numbers.
+SP_DEVICE void mma_s8(i32 (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace
@@ -54,7 +48,7 @@ typedef u16 Out;
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(
     const u8* __restrict__ x, const u8* __restrict__ w, const u8* __restrict__ xl, const u8* __restrict__ wl,
     const f32* __restrict__ x_scales, const f32* __restrict__ w_scales, const u32* __restrict__ loud_count,
-    Out* __restrict__ y, i32 tokens, i32 rows, i32 second, i32 k, i32 x_stride, i32 w_stride
+    Out* __restrict__ y, i32 tokens, i32 rows, i32 second, i32 k
 #if EPILOGUE == EPILOGUE_STORE_F32
     , i32 add
 #endif
@@ -121,67 +115,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(
         for (int n = 0; n < N / 2; ++n) ldmatrix_x4(b[into][n], stage_base + (b_from ^ (32 * s)) + n * 16 * 128);
     };
 
-    // ---- scales of a group, read a group ahead of their use
-    const f32* x_from = x_scales + token0 + warp_m * 64 + g;
-    const f32* w_from[N];
-#pragma unroll
-    for (int n = 0; n < N; ++n) w_from[n] = w_scales + row_of_w(warp_n * 32 + 8 * n) + 2 * c;
-    f32 x_scale[M][2];
-    float2 w_scale[N];
-
-    f32 d[M][N][4] = {};
-    i32 part[M][N][4];
+    i32 sums[M][N][4] = {};
     mbarrier_wait(full, 0);
     load(0, base, 0);
     int stage = 0, last_stage = STAGES - 1;  // of this tile, of the one before
     u32 full_parity = 0, empty_parity = 0;   // of the next tile's stage, of the last tile's
 #pragma unroll 1
-    for (int tile = 0; tile < k_tiles; tile += 2) {
+    for (int tile = 0; tile < k_tiles; ++tile) {
+        const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
 #pragma unroll
-        for (int m = 0; m < M; ++m) x_scale[m][0] = x_from[16 * m], x_scale[m][1] = x_from[16 * m + 8];
-#pragma unroll
-        for (int n = 0; n < N; ++n) w_scale[n] = *reinterpret_cast<const float2*>(w_from[n]), w_from[n] += w_stride;
-        x_from += x_stride;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
-#pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                if (s == 1 && tile + half > 0 && copied < k_tiles) {
-                    mbarrier_wait(empty + 8 * last_stage, empty_parity);
-                    copy_next(last_stage);
-                }
-                if (s < 3) {
-                    load((s + 1) % 2, base + stage * STAGE_BYTES, s + 1);
-                } else {
-                    mbarrier_arrive_warp(empty + 8 * stage, lane);
-                    if (next_stage == 0) full_parity ^= 1;
-                    if (tile + half + 1 < k_tiles) {
-                        mbarrier_wait(full + 8 * next_stage, full_parity);
-                        load(0, base + next_stage * STAGE_BYTES, 0);
-                    }
-                }
-#pragma unroll
-                for (int m = 0; m < M; ++m)
-#pragma unroll
-                    for (int n = 0; n < N; ++n)
-                        mma_s8(part[m][n], a[s % 2][m], b[s % 2][n / 2][n % 2 * 2], b[s % 2][n / 2][n % 2 * 2 + 1],
-                               half == 0 && s == 0);
+        for (int s = 0; s < 4; ++s) {
+            if (s == 1 && tile > 0 && copied < k_tiles) {
+                mbarrier_wait(empty + 8 * last_stage, empty_parity);
+                copy_next(last_stage);
             }
-            if (tile + half > 0 && last_stage == STAGES - 1) empty_parity ^= 1;
-            last_stage = stage;
-            stage = next_stage;
+            if (s < 3) {
+                load((s + 1) % 2, base + stage * STAGE_BYTES, s + 1);
+            } else {
+                mbarrier_arrive_warp(empty + 8 * stage, lane);
+                if (next_stage == 0) full_parity ^= 1;
+                if (tile + 1 < k_tiles) {
+                    mbarrier_wait(full + 8 * next_stage, full_parity);
+                    load(0, base + next_stage * STAGE_BYTES, 0);
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int n = 0; n < N; ++n)
+                    mma_s8(sums[m][n], a[s % 2][m], b[s % 2][n / 2][n % 2 * 2], b[s % 2][n / 2][n % 2 * 2 + 1]);
         }
+        if (tile > 0 && last_stage == STAGES - 1) empty_parity ^= 1;
+        last_stage = stage;
+        stage = next_stage;
+    }
+
+    // ---- scaled; then outlier channels: 64 inputs in bf16 are as wide as 128 bytes
+    f32 d[M][N][4];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const float2 w_scale = *reinterpret_cast<const float2*>(w_scales + row_of_w(warp_n * 32 + 8 * n) + 2 * c);
 #pragma unroll
         for (int m = 0; m < M; ++m)
 #pragma unroll
-            for (int n = 0; n < N; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    d[m][n][e] += f32(part[m][n][e]) * (x_scale[m][e / 2] * (e % 2 ? w_scale[n].y : w_scale[n].x));
+            for (int e = 0; e < 4; ++e) {
+                const f32 x_scale = x_scales[token0 + warp_m * 64 + 16 * m + 8 * (e / 2) + g];
+                d[m][n][e] = f32(sums[m][n][e]) * (x_scale * (e % 2 ? w_scale.y : w_scale.x));
+            }
     }
-
-    // ---- outlier channels: 64 inputs in bf16 are as wide as 128 bytes
     if (*loud_count > 0) {
         __syncthreads();
         start(128);

@@ -9,11 +9,23 @@
 #include "epilogue.cuh"
 #include "hopper.cuh"
 
+// Sums of bytes, and in the same registers what they are once they are scaled: float32, of int8 as its bits. Another array would
+// not fit beside this one.
+#if KIND == 0
+typedef i32 Sum;
+SP_DEVICE f32 scaled(i32 sum) { return __int_as_float(sum); }
+SP_DEVICE void scale(i32& sum, f32 by) { sum = __float_as_int(f32(sum) * by); }
+#else
+typedef f32 Sum;
+SP_DEVICE f32 scaled(f32 sum) { return sum; }
+SP_DEVICE void scale(f32& sum, f32 by) { sum *= by; }
+#endif
+
 enum Shape {
     WARPGROUPS = 2,
     X_BYTES = TOKENS * 128,
     W_BYTES = 64 * 128,         // of one warpgroup
-    SCALES = TOKENS + 64 * WARPGROUPS,
+    SCALE_SLOTS = 4,            // of the scales of a tile's tokens
     BOX_BYTES = 32 * 128,       // 32 tokens of 128 bytes
     CHUNKS = TOKENS / 32,       // of a warpgroup's result
     GATED = EPILOGUE == EPILOGUE_SWIGLU,
@@ -24,10 +36,10 @@ enum Shape {
     STAGING_BYTES = SLOTS * CHUNK_BOXES * BOX_BYTES,
     W_OFFSET = STAGES * X_BYTES,
     SCALES_OFFSET = W_OFFSET + STAGES * WARPGROUPS * W_BYTES,
-    STAGING_OFFSET = (SCALES_OFFSET + STAGES * SCALES * 4 + 1023) / 1024 * 1024,
-    BARRIER_OFFSET = STAGING_OFFSET + WARPGROUPS * STAGING_BYTES,
-    TURN = 4                    // and 5: named barriers, whose turn it is to multiply
+    STAGING_OFFSET = (SCALES_OFFSET + SCALE_SLOTS * TOKENS * 4 + 1023) / 1024 * 1024,
+    BARRIER_OFFSET = STAGING_OFFSET + WARPGROUPS * STAGING_BYTES
 };
+static_assert(STAGES < 2 * SCALE_SLOTS, "tiles have two steps: a slot's scales are read before the ring comes round to it");
 static_assert(TOKENS % 32 == 0 && (!GATED || CHUNKS % 2 == 0), "whole chunks, and of SWIGLU as many for each warpgroup");
 
 // A place in the ring of stages and the parity of its current round.
@@ -49,11 +61,6 @@ SP_DEVICE Tile tile_of(u32 index, u32 token_blocks, u32 out_blocks, u32 rank) {
     return {i32((first + rest % size) * TOKENS), i32((rest / size * CLUSTER + rank) * OUT_TILES)};
 }
 
-// Comes to a named barrier without waiting there.
-SP_DEVICE void named_arrive(u32 index, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
-}
-
 // Where a lane's row of the first stmatrix of a chunk goes. Matrix i of one: outputs 8 (i % 2).. of the warp's 16,
 // tokens 8 (i / 2)..
 SP_DEVICE u32 bf16_place(const u8* slot, u32 warp, u32 lane) {
@@ -62,14 +69,14 @@ SP_DEVICE u32 bf16_place(const u8* slot, u32 warp, u32 lane) {
 }
 
 // A chunk of a warpgroup: 16 values a thread.
-SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
+SP_DEVICE void store_chunk(u8* slot, const Sum* d, u32 warp, u32 lane) {
     if constexpr (CHUNK_BOXES == 1) {
         const u32 place = bf16_place(slot, warp, lane);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             u32 r[4];
 #pragma unroll
-            for (int m = 0; m < 4; ++m) r[m] = pack_bf16(d[8 * j + 2 * m], d[8 * j + 2 * m + 1]);
+            for (int m = 0; m < 4; ++m) r[m] = pack_bf16(scaled(d[8 * j + 2 * m]), scaled(d[8 * j + 2 * m + 1]));
             stmatrix_x4_trans(place + j * 2048, r);
         }
     } else {
@@ -80,13 +87,13 @@ SP_DEVICE void store_chunk(u8* slot, const f32* d, u32 warp, u32 lane) {
             const u32 out = 16 * (warp % 2) + g + 8 * (e / 2), token = 2 * c + e % 2;
             u8* place = box + token * 128 + (((out / 4) ^ token) << 4) + out % 4 * 4;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) *reinterpret_cast<f32*>(place + j * 1024) = d[4 * j + e];
+            for (int j = 0; j < 4; ++j) *reinterpret_cast<f32*>(place + j * 1024) = scaled(d[4 * j + e]);
         }
     }
 }
 
 // All but SWIGLU: a warpgroup's result, through its staging area.
-SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row, i32 token, u32 group, u32 thread) {
+SP_DEVICE void finish(const Sum* d, u8* staging, const TensorMap* y_map, i32 row, i32 token, u32 group, u32 thread) {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         u8* slot = staging + chunk % SLOTS * CHUNK_BOXES * BOX_BYTES;
@@ -112,11 +119,9 @@ SP_DEVICE void finish(const f32* d, u8* staging, const TensorMap* y_map, i32 row
 }
 
 // SWIGLU: warpgroup `Group` finishes every second chunk. A slot of `mine` receives the other weight's values of it and then holds
-// the results on their way out; `other` is the same of the other warpgroup. `peaks`, where given, has the largest size of each output.
+// the results on their way out; `other` is the same of the other warpgroup.
 template <u32 Group>
-SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread,
-                            u32* peaks) {
-    u32 most[2] = {0, 0};  // of this thread's two outputs
+SP_DEVICE void finish_gated(const Sum* d, u8* mine, u8* other, const TensorMap* y_map, i32 row, i32 token, u32 thread) {
 #pragma unroll
     for (int c = 0; c < CHUNKS / 2; ++c) {
         const u32 slot = c % SLOTS * BOX_BYTES;
@@ -128,20 +133,19 @@ SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* 
         }
         named_barrier(3, 256);
         u32* away = reinterpret_cast<u32*>(other + slot) + thread;
-        const f32* given = d + 16 * (2 * c + 1 - Group);
+        const Sum* given = d + 16 * (2 * c + 1 - Group);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) away[i * 128] = pack_bf16(given[2 * i], given[2 * i + 1]);
+        for (int i = 0; i < 8; ++i) away[i * 128] = pack_bf16(scaled(given[2 * i]), scaled(given[2 * i + 1]));
         named_barrier(3, 256);
         const u32* here = reinterpret_cast<const u32*>(mine + slot) + thread;
-        const f32* kept = d + 16 * (2 * c + Group);
+        const Sum* kept = d + 16 * (2 * c + Group);
         u32 r[2][4];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const u32 own = pack_bf16(kept[2 * i], kept[2 * i + 1]), their = here[i * 128];
+            const u32 own = pack_bf16(scaled(kept[2 * i]), scaled(kept[2 * i + 1])), their = here[i * 128];
             const u32 gate = Group == 0 ? own : their, up = Group == 0 ? their : own;
             r[i / 4][i % 4] =
                 pack_bf16(silu(low_bf16(gate)) * low_bf16(up), silu(high_bf16(gate)) * high_bf16(up));
-            most[i % 2] = max(most[i % 2], max(r[i / 4][i % 4] << 16 & 0x7fff0000u, r[i / 4][i % 4] & 0x7fff0000u));
         }
         named_barrier(1 + Group, 128);
         const u32 place = bf16_place(mine + slot, thread / 32, thread % 32);
@@ -153,12 +157,5 @@ SP_DEVICE void finish_gated(const f32* d, u8* mine, u8* other, const TensorMap* 
             tensor_store(y_map, mine + slot, row, token + 32 * (2 * c + i32(Group)));
             bulk_commit();
         }
-    }
-    if (peaks == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
-        most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], 2));
-        if (thread % 4 == 0) atomicMax(peaks + row + 16 * (thread / 32) + thread % 32 / 4 + 8 * i, most[i]);
     }
 }

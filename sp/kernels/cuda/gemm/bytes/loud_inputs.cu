@@ -1,17 +1,18 @@
-// Outlier channels of inputs: the largest absolute value of each channel over all tokens, peak[k] = max over n of |x[n,
-// k]|, then the search of find_loud.cuh by the block that ends last.
+// Outlier channels of inputs: the largest absolute value of each channel over a sample of tokens, peak[k] = max over n of
+// |x[stride n, k]|, then the search of find_loud.cuh by the block that ends last.
 //
-//   x      bf16 (tokens, COLS), COLS % 8 == 0
+//   x      bf16 (stride * (tokens - 1) + 1 or more, COLS), COLS % 8 == 0
 //   peaks  u32 (COLS), zeros before and afterwards: bits of float32 values; a NaN is larger than all
 //   done   u32, 0 before and afterwards: blocks that have raised theirs
-//   count u32, channels u32 (64), mask u16 (COLS / 16) as there
+//   count u32, channels u32 (64), mask u32 (COLS / 32) as there
 // Grid (ceil(COLS / 1024), ceil(tokens / each)), 1024 threads: 8 channels of every eighth of a block's `each` tokens a thread.
 // Define: COLS. Arches: 80+. Bound by memory, of few tokens by the time that one block takes.
 #include "find_loud.cuh"
 #include "pdl.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024)
-    loud_inputs(const u16* __restrict__ x, u32* peaks, u32* done, u32* count, u32* channels, u16* mask, i32 tokens, i32 each) {
+    loud_inputs(const u16* __restrict__ x, u32* peaks, u32* done, u32* count, u32* channels, u32* mask, i32 tokens, i32 stride,
+                i32 each) {
     enum { ACROSS = 128, DOWN = 8 };  // threads along channels and along tokens
     __shared__ u32 most[8][ACROSS];   // of channel 8 j + i of the block's at [i][j]
     __shared__ u32 before;
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         u32 own[8] = {};
 #pragma unroll 4
         for (i32 n = first + i32(t) / ACROSS; n < last; n += DOWN) {
-            const uint4 v = *reinterpret_cast<const uint4*>(x + i64(n) * COLS + at);
+            const uint4 v = *reinterpret_cast<const uint4*>(x + i64(n) * stride * COLS + at);
             const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

@@ -1,5 +1,4 @@
-// Columns of up to three packed weights for outlier channels, in bf16: what round_weight.cu stores besides the bytes,
-// for weights that are already rounded to bytes.
+// Columns of up to three packed weights for outlier channels, in bf16.
 //
 //   planes    fragment order, 16-byte aligned. Row tiles from end0 and from end1 on, of all, are those of the second and the third
 //             weight; ends past all tiles where there are fewer
@@ -7,9 +6,7 @@
 //             *count > 0
 // Grid (any number of blocks), 128 threads: a block takes 64 rows and four channels at a time, a channel to each lane of a quad, which
 // reads what the tile's thread of that channel has, of two rows: all loads of a block are on their way at once, and nothing is
-// shared. Without outlier channels, the usual case, blocks end at once. The kernel that comes next may start when all
-// before this one is done (PDL): round_inputs.cu does, and has no use for what is gathered. Define: FORMAT. Arches:
-// 80+.
+// shared. Without outlier channels blocks end at once. Define: FORMAT. Arches: 80+.
 #include "pdl.cuh"
 #include "tile_words.cuh"
 
