@@ -173,7 +173,8 @@ def nearly_equal(stored: np.ndarray, expected: np.ndarray, fmt: BlockFormat) -> 
     assert (stored == expected).mean() > 0.97
     got, want = fmt.decode(stored), fmt.decode(expected)
     assert np.abs(got - want).max() < 0.3 * np.abs(want).max()
-    assert np.square(got - want).mean() < 1e-4 * np.square(want).mean()
+    # A group whose scale changes with a rounding counts a hundredth of its square; of some hundred groups a few can.
+    assert np.square(got - want).mean() < 2e-4 * np.square(want).mean()
 
 
 def close(got: np.ndarray, want: np.ndarray) -> None:

@@ -116,10 +116,10 @@ def test_one_bit_of_the_codes_changes_one_value(fmt: BlockFormat) -> None:
 
 
 def candidates(peak: float, top: float) -> list[int]:
-    """The byte whose scale is nearest to one that just holds the peak, and four below."""
+    """The byte whose scale is nearest to one that just holds the peak, three above it and one below."""
     exact = float(np.float16(peak / top))
     nearest = min(range(FINITE), key=lambda byte: (abs(scale_of(byte) - exact), -byte))
-    return [max(nearest - step, 0) for step in range(5)]
+    return [min(max(nearest + step, 0), FINITE - 1) for step in range(-1, 4)]
 
 
 def least_error(group: Floats, bits: int) -> float:
@@ -150,15 +150,15 @@ def test_decoded_values_are_encoded_without_loss(fmt: BlockFormat) -> None:
     once = fmt.decode(fmt.encode(values))
     again = fmt.decode(fmt.encode(once))
     exact = np.square(once).reshape(-1, 4, 16).sum(2)
-    assert (np.square(again - once).reshape(-1, 4, 16).sum(2) <= 1e-6 * exact).mean() > 0.98
+    assert (np.square(again - once).reshape(-1, 4, 16).sum(2) <= 1e-6 * exact).mean() > 0.99
 
 
 def test_errors_of_normal_values() -> None:
     values = np.random.default_rng(5).standard_normal((4000, 64)).astype(np.float32)
     error = {fmt.name: np.square(fmt.decode(fmt.encode(values)) - values) for fmt in (K5, V4)}
-    assert error["K5"][:, :32].mean() < 7e-4
+    assert error["K5"][:, :32].mean() < 4e-4
     assert error["V4"].mean() == pytest.approx(error["K5"][:, 32:].mean(), rel=0.05)
-    assert error["V4"].mean() < 8e-3
+    assert error["V4"].mean() < 5.1e-3
 
 
 @both
