@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from models_page import table, write
 
 from sp.bench.record import newest, reads_all
@@ -50,7 +49,9 @@ def real() -> list[str]:
     rows = []
     for way, name in WAYS.items():
         cells = [measured[*text, way] for text in texts]
-        rows.append([name, *(f"{1e3 * m['kl']:.1f} ± {1e3 * m['kl_error']:.1f} ({100 * m['top1']:.0f})" for m in cells)])
+        rows.append(
+            [name, *(f"{1e3 * m['kl']:.1f} ± {1e3 * m['kl_error']:.1f} ({100 * m['top1']:.0f})" for m in cells)]
+        )
     return table(["products", *(f"{NAMES[model]}, {text}" for model, text in texts)], rows)
 
 

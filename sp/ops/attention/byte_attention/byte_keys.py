@@ -38,8 +38,8 @@ def sampled_centre(at: PagedKV) -> Any:
 
 def key_bytes(at: PagedKV, centre: Any = None) -> tuple[Any, Any]:
     """Quantise the float16 keys of `at`, heads of 256 values, minus `centre`, by default `sampled_centre`, and rotated
-    as in `rotated_heads`. Returns codes, int8 as uint8 (kv_heads, blocks, 128, 256), zeros past the last token, and scales, float32 (kv_heads,
-    blocks)."""
+    as in `rotated_heads`. Returns codes, int8 as uint8 (kv_heads, blocks, 128, 256), zeros past the last token, and
+    scales, float32 (kv_heads, blocks)."""
     cupy, blocks = import_cupy(), -(-at.tokens // TILE)
     codes = cupy.empty((at.kv_heads, blocks, TILE, KEYS_ONLY), np.uint8)
     scales = cupy.empty((at.kv_heads, blocks), np.float32)

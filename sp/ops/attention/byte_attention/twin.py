@@ -164,8 +164,8 @@ def byte_key_attention(q: Floats, k: Floats, v: Floats, scale: float, centre: Fl
 
 
 def rotated_heads(x: Floats) -> Floats:
-    """Rotate rows of heads, (n, heads, 256), see `rotated`: channels that are large are spread over a head, and products
-    of queries and keys stay as they are."""
+    """Rotate rows of heads, (n, heads, 256), see `rotated`: channels that are large are spread over a head, and
+    products of queries and keys stay as they are."""
     n, heads, d = x.shape
     turned: Floats = rotated(x.reshape(-1, d)).reshape(n, heads, d) * x.dtype.type(d**-0.5)
     return turned
