@@ -14,27 +14,6 @@ SP_DEVICE u32 block_scale(const u8* scales, i64 at) {
         return reinterpret_cast<const u32*>(scales)[at];
 }
 
-// The scale words of a row in one tile after the other, made by the thread of that row.
-SP_DEVICE void make_words(u32 (*words)[TILE_SCALE_WORDS], const u8* scales, const u8* deltas, i64 tile, u32 row) {
-    if constexpr (P::super) {
-        const i64 place = tile / 4 * TILE_ROWS + row;
-        RowWords<FORMAT> of_row;
-        of_row.unpack(reinterpret_cast<const typename RowWords<FORMAT>::Header*>(scales)[place],
-                      P::delta_bytes ? reinterpret_cast<const u16*>(deltas)[place] : u16(0));
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const uint2 both = of_row.words(i);
-            words[i][row] = both.x, words[i][TILE_ROWS + row] = both.y;
-        }
-    } else if constexpr (!P::plain) {
-#pragma unroll
-        for (u32 i = 0; i < 8; ++i) {
-            words[i / 2][i % 2 * TILE_ROWS + row] =
-                block_word<FORMAT>(block_scale(scales, (tile * 2 + i) * TILE_ROWS + row));
-        }
-    }
-}
-
 // The scale word of one row in a tile: of its first 32 inputs (half 0) or its last. 0 where a format has none.
 SP_DEVICE u32 row_word(const u8* scales, const u8* deltas, i64 tile, u32 half, u32 row) {
     if constexpr (P::super) {
