@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.cache import ring_pages
 from sp.models.cache.kv_type import checked_kv, known_kv
 from sp.models.config import ModelConfig
 from sp.models.file.weights import TensorSpec, layer_of
 from sp.models.layer.cold_experts import ring_bytes
-from sp.models.network.arithmetic import AUTO, is_eligible, read_precision
+from sp.models.network.arithmetic import AUTO, byte_layers, is_eligible, read_precision
 from sp.models.network.weights import model_tensors
 from sp.models.run.chunked import chunk_tokens
 from sp.models.run.layer_major import chunk_on_device
+from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.attention.kv_pages import PAGE_TOKENS
 from sp.ops.byte_rows.rows import ROUNDED_TOKENS
 from sp.ops.matmul.byte_products import workspace_bytes
@@ -162,13 +164,20 @@ def unpacked_bytes(config: ModelConfig, tokens: int, kv: str) -> int:
 def prefill_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16, kv: str = "f16") -> int:
     """Bound the workspace of a target's prefill of `tokens` tokens: residual streams of one chunk, inputs and outputs
     of its experts, keys and values of one layer in 16 bits (or its unpacked pages, if `kv` is quantised), and operands
-    of products in `precision`."""
+    of products and attention in `precision`."""
     together = min(tokens, chunk_tokens("cuda", precision))
     streams = STREAMS * 4 * config.hidden * together
     experts = expert_bytes(config, together)
     rounded = product_bytes(config, together, precision)
     layer = max(2 * 2 * tokens * widest(config)[1], unpacked_bytes(config, tokens, kv))
-    return SCRATCH + streams + experts + rounded + layer
+    codes = 0 if precision is Math.BF16 or together < BYTE_QUERIES else code_bytes(config, tokens)
+    return SCRATCH + streams + experts + rounded + layer + codes
+
+
+def code_bytes(config: ModelConfig, tokens: int) -> int:
+    """Compute the bytes of one layer's 8-bit keys, and values with heads of 128, of the widest layer that has them."""
+    sizes = map(config.heads_of, byte_layers(config))
+    return max((tokens * s.kv_heads * s.head_dim * (1 + (s.head_dim == HEAD_DIM)) for s in sizes), default=0)
 
 
 def product_bytes(config: ModelConfig, tokens: int, precision: Math) -> int:

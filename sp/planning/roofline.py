@@ -11,7 +11,15 @@ from sp.errors import ConfigError
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEYS_ONLY
 from sp.models.config import ModelConfig
 from sp.models.families.base import shard_config
-from sp.models.network.arithmetic import AUTO, FASTER, NARROW_INPUTS, AskedPrecision, gains, is_eligible
+from sp.models.network.arithmetic import (
+    AUTO,
+    FASTER,
+    NARROW_INPUTS,
+    AskedPrecision,
+    byte_layers,
+    gains,
+    is_eligible,
+)
 from sp.models.network.cost import SCORING, prefill_cost
 from sp.models.synthetic.shapes import find_shape
 from sp.ops.attention.attention import BYTE_QUERIES
@@ -74,8 +82,9 @@ class TimedModel:
             gained = not auto or gains(tensor.name, tensor.shape[-1], narrow)
             sizes[gained and is_eligible(tensor.name, tensor.shape)] += tensor.size
         share = sizes[True] / sum(sizes.values()) if not auto or (path, gpu.capability) in FASTER else 0.0
+        shares = [BYTE_ATTENTION[self.config.heads_of(layer).head_dim] for layer in byte_layers(self.config)]
         attends = path == "sm_90a" and not (auto and answers)
-        attention = BYTE_ATTENTION.get(self.config.head_dim, 0.0) if attends else 0.0
+        attention = sum(shares) / len(self.config.attention_layers) if attends and shares else 0.0
         return replace(self, int8=share, int8_attention=attention)
 
     def shared_by(self, gpus: int) -> TimedModel:
@@ -155,7 +164,8 @@ class Roofline:
         products = self._flops_s("product", cost.weights * (1 - int8) + cost.delta)
         products += self._flops_s("product int8", cost.weights * int8)
         read = cost.attention * (1 if density is None else density)
-        share = model.int8_attention if tokens >= BYTE_QUERIES else 0.0
+        listed = density is not None and model.config.head_dim == KEYS_ONLY  # chosen blocks are read in 16 bits there
+        share = model.int8_attention if tokens >= BYTE_QUERIES and not listed else 0.0
         attention = self._flops_s("attention int8", read * share) + self._flops_s("attention", read * (1 - share))
         chosen = 0.0 if density is None else self._flops_s("attention", cost.attention * SCORING)
         stream = self._memory_s(STREAM_BYTES * tokens * model.config.layers * model.config.hidden)

@@ -160,7 +160,7 @@ class Pipeline(ModelPair):
         def to_score(where: Device) -> Loaded:
             loaded = drafter(where)
             model = loaded.model
-            model.arithmetic = scoring(model.arithmetic, model.device, model.config.head_dim)
+            model.arithmetic = scoring(model.arithmetic, model.device, model.config)
             return loaded
 
         group = group_of(gpus, device)

@@ -19,7 +19,7 @@ from sp.kernels.specs.matmul.epilogue import ADD, STORE, STORE_F32, SWIGLU, Epil
 from sp.kernels.specs.matmul.gemm_bytes import SHAPES
 from sp.ops.byte_rows.loud import SAMPLE, LoudChannels, loud_channels, loudest
 from sp.ops.byte_rows.rows import ByteKind, round_inputs, round_rows
-from sp.ops.matmul import gemm_bytes_portable, gemm_bytes_sm90
+from sp.ops.matmul import byte_weights, gemm_bytes_portable, gemm_bytes_sm90
 from sp.ops.matmul.byte_weights import loud_columns, round_weights
 from sp.ops.matmul.packed import PackedWeight, pack, unpack_bf16
 from sp.ops.matmul.project import gated_project, project, project_add
@@ -118,9 +118,12 @@ def test_tokens_that_are_no_numbers_stay_by_themselves(kernel) -> None:
 
 
 @pytest.mark.parametrize("fmt", kernel_formats(), ids=lambda fmt: fmt.name)
-def test_weights_are_rounded_as_the_bf16_kernels_read_them(fmt: BlockFormat) -> None:
+@pytest.mark.parametrize("slab", [byte_weights.SLAB, 1])
+def test_weights_are_rounded_as_the_bf16_kernels_read_them(fmt: BlockFormat, slab: int, monkeypatch) -> None:
+    """In slabs of one tile, too."""
     import cupy
 
+    monkeypatch.setattr(byte_weights, "SLAB", slab)
     w = weight(fmt, 72, 768)
     loud = loud_channels(cupy.asarray(inputs(64, 768, 3)))
     which = loud.channels.get()[: int(loud.count[0])]

@@ -90,6 +90,16 @@ def test_packed_rows_are_those_of_the_twin(kv: str, d: int, rows: int, tmp_path:
     compare("head_norm_rope.cu", defines, (3, 2, d, 1, d), True, "halves", a_block, tmp_path, kv_type)
 
 
+def test_scales_tried_are_finite(tmp_path: Any) -> None:
+    """Also above a covering one that is nearly the largest; a value, rotated, is an eighth of it in 64 places."""
+    kv_type = KVType.parse("k=f16,v=v4", "kv")
+    numbers = {"K_FORMAT": DEVICE_PAGES[kv_type.k], "V_FORMAT": DEVICE_PAGES[kv_type.v]}
+    defines = {"HEAD_DIM": 64, **numbers, "ROTATE": 1, "ROWS": 1, "VALUE_NORM": 0}
+    compare(
+        "head_norm_rope.cu", defines, (3, 2, 64, 1, 64), True, "halves", ROWS_A_BLOCK, tmp_path, kv_type, 8 * 540672
+    )
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "d", "wide", "normed", "pairing"),
     [
@@ -117,15 +127,18 @@ def compare(
     a_block: int,
     tmp_path: Any,
     kv: KVType = EXACT,
+    largest: float | None = None,
 ) -> None:
-    """A kernel's queries and pages beside the twin's; it takes `a_block` rows a block."""
+    """A kernel's queries and pages beside the twin's; it takes `a_block` rows a block. The values of one token are but
+    one, `largest`."""
     heads, kv_heads, d, wide, turned = shape
     tokens, offset = 11, 125  # rows end within a warp, tokens cross a page
     rng = np.random.default_rng([a_block, d])
-    (q_bits, q), (k_bits, k), (v_bits, v) = (
-        bf16(rng.standard_normal((tokens, count, size)))
-        for count, size in ((heads, wide * d), (kv_heads, d), (kv_heads, d))
-    )
+    shapes = ((heads, wide * d), (kv_heads, d), (kv_heads, d))
+    given = [rng.standard_normal((tokens, *shape)) for shape in shapes]
+    if largest is not None:
+        given[2][3], given[2][3, :, 0] = 0, largest
+    (q_bits, q), (k_bits, k), (v_bits, v) = map(bf16, given)
     weights = [aligned(rng.uniform(0.5, 2, d).astype(np.float32)) for _ in range(2)]
     rotary = Rope(1e6, turned, pairing, magnitude=1.25)
     positions, table = aligned(rng.integers(0, 200_000, tokens)), aligned(np.array([1, 0], np.int32))
@@ -146,9 +159,9 @@ def compare(
     blocks = -(-tokens * (heads + 2 * kv_heads) // a_block)
     sizes = (offset, tokens, heads, kv_heads, wide * d, turned // 2, blocks)
     turn = (None,) * 3 if basis is None else tuple(map(aligned, basis_arrays(basis)))
-    given = (None if array is None else pointer(array) for array in turn)
+    basis_given = (None if array is None else pointer(array) for array in turn)
     exact = [pointer(array) if kv.k is K4 else None for array in (*rings[2:], *runs)]
-    library.run(*(pointer(array) for array in arrays), *(ctypes.c_int(size) for size in sizes), *given, *exact)
+    library.run(*(pointer(array) for array in arrays), *(ctypes.c_int(size) for size in sizes), *basis_given, *exact)
     close(got, want)
     if kv.k is K4:
         slots = np.arange(offset, offset + tokens) % 128

@@ -12,6 +12,7 @@ import pytest
 from tiny_models import write_tiny
 
 from sp.errors import ConfigError
+from sp.kernels.specs.matmul.gemm_bytes import MOST_BY_PATH
 from sp.models import load_model
 from sp.models.network import arithmetic as marking
 from sp.models.network.arithmetic import (
@@ -20,6 +21,8 @@ from sp.models.network.arithmetic import (
     FIRST_LAYERS,
     MOST_ERROR,
     Arithmetic,
+    attention_precision,
+    byte_layers,
     check_precision,
     is_eligible,
     is_faster,
@@ -154,6 +157,52 @@ def test_the_error_of_a_weight_is_that_of_its_rotated_rows() -> None:
     assert rounding_error(np.zeros((2, 256), np.float32)) == 0
 
 
+@pytest.mark.parametrize(("path", "most"), [("sm_90a", 32768), ("portable", 24576)])
+def test_wider_matrices_than_kernels_round_stay_in_bf16(monkeypatch: pytest.MonkeyPatch, path: str, most: int) -> None:
+    monkeypatch.setattr(marking, "check_precision", lambda asked, device: None)
+    monkeypatch.setattr(marking, "current_path", lambda: path)
+    assert MOST_BY_PATH[path] == most
+    assert not is_eligible("blk.5.ffn_down.weight", (5120, 53248))
+    assert is_eligible("blk.5.ffn_down.weight", (5120, 32768))
+    weights = load_model(embedded("drafter")).weights
+    widest = max(leaf_widths(weights))
+    monkeypatch.setitem(MOST_BY_PATH, path, widest - 1)
+    assert max(leaf_widths(with_precision(weights, Math.INT8, "cuda")[0], Math.INT8)) < widest
+    assert max(leaf_widths(with_precision(weights, Math.INT8, "cpu")[0], Math.INT8)) == widest
+
+
+def leaf_widths(weights: ModelWeights, precision: Math = Math.BF16) -> list[int]:
+    """Inputs of the matrices of layers that are marked so."""
+    found: list[int] = []
+    map_leaves(
+        weights.blocks,
+        lambda leaf: (
+            found.append(leaf.shape[1]) or leaf
+            if isinstance(leaf, Weight) and len(leaf.shape) == 2 and leaf.math is precision
+            else leaf
+        ),
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "some"),
+    [
+        ("qwen3.6-27b", True),
+        ("qwen3-0.6b", True),
+        ("gemma-4-31b", False),
+        ("gemma-3-270m", True),
+        ("gemma-2-9b", False),
+    ],
+)
+def test_8_bit_attention_is_told_of_models_that_have_layers_for_it(shape: str, some: bool) -> None:
+    config = find_shape(shape).config
+    layers = byte_layers(config)
+    assert bool(layers) == some
+    assert attention_precision(Math.INT8, "cpu", config) is (Math.INT8 if some else Math.BF16)
+    assert all(config.heads_of(i).head_dim == 128 or config.window_of(i) is None for i in layers)
+
+
 def device(monkeypatch: pytest.MonkeyPatch, path: str, capability: tuple[int, int], *precisions: Math) -> None:
     """As if on a GPU whose kernels make these products."""
     known = [SimpleNamespace(maths=(Math.BF16,)), SimpleNamespace(maths=precisions)]
@@ -212,7 +261,8 @@ def test_memory_counts_both_sides_rounded(tokens: int) -> None:
     shapes = ((2 * 17408, 5120), (5120, 17408))  # gate and up together, and down
     assert taken == (0 if tokens < ROUNDED_TOKENS else max(workspace_bytes(together, *shape) for shape in shapes))
     streams = STREAMS * 4 * config.hidden * (together - min(tokens, 8192))
-    assert prefill_bytes(config, tokens, Math.INT8) - prefill_bytes(config, tokens) == taken + streams
+    keys = tokens * 4 * 256 if tokens > 2048 else 0  # one layer's, in 8 bits
+    assert prefill_bytes(config, tokens, Math.INT8) - prefill_bytes(config, tokens) == taken + streams + keys
     assert product_bytes(config, tokens, Math.BF16) == 0
     drafter = find_shape("qwen3-0.6b").config
     assert scoring_bytes(drafter, tokens, Math.FP8) - scoring_bytes(drafter, tokens) == product_bytes(

@@ -128,7 +128,7 @@ def read(model):
 
 dry_nccl.launches.clear()
 assert shards.run(read) == [(40, True)] * 2
-assert all(counts["gemm_bytes_sm90"] > 0 and not counts["round_weight"] for counts in dry_nccl.launches.values())
+assert all(counts["gemm_bytes_sm90"] > 0 and not counts["unpack_tiles"] for counts in dry_nccl.launches.values())
 assert len(dry_nccl.launches) == 2 and {len(counts) for counts in dry_nccl.captured.values()} == {2 * 9}
 """
 

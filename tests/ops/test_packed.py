@@ -8,8 +8,9 @@ import pytest
 from sp.errors import ModelError
 from sp.models.synthetic.synthetic import random_blocks
 from sp.ops.matmul.fragment_order import pack_numpy, plane_offsets, unpack_numpy
-from sp.ops.matmul.packed import pack, pack_rows, unpack
+from sp.ops.matmul.packed import pack, pack_rows, tile_planes, unpack
 from sp.quant import F32, Q4_K, Q8_0, BlockFormat, format_by_name, kernel_formats
+from sp.quant.packing import TILE
 
 NAMES = sorted(fmt.name for fmt in kernel_formats())
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -122,6 +123,21 @@ def test_rows_come_in_slices() -> None:
     for start in (0, 128):
         pack_rows(sliced, start, rows[start : start + 128])
     np.testing.assert_array_equal(sliced.data, whole.data)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow):RuntimeWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_row_tiles_are_unpacked_by_themselves(name: str) -> None:
+    """As slabs of a weight are on a device; the last tile is padded."""
+    fmt, rows, width = format_by_name(name), 200, 512
+    w = pack("w", fmt, (rows, width), raw_rows(fmt, (rows, width)))
+    whole = unpack(w)
+    for tiles in (slice(0, 1), slice(1, 3), slice(2, 4), slice(3, 4)):
+        some = slice(TILE * tiles.start, min(TILE * tiles.stop, rows))
+        names = ("low", "high", "scales", "deltas")
+        parts = zip(names, tile_planes(w, tiles), strict=True)
+        planes = {name: plane.ravel() for name, plane in parts if plane is not None}
+        np.testing.assert_array_equal(unpack_numpy(fmt, planes, (some.stop - some.start, width)), whole[some])
 
 
 def test_formats_without_fragment_order_are_refused() -> None:

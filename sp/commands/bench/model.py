@@ -310,7 +310,7 @@ def bench_drafter(
     if path_to_model is not None:
         text = np.asarray(Tokenizer.from_gguf(GGUFFile.open(path_to_model)).encode(sample()[0]).ids)
     for drafter in [model] if parallel is None else parallel.models:
-        drafter.arithmetic = scoring(drafter.arithmetic, where, drafter.config.head_dim)
+        drafter.arithmetic = scoring(drafter.arithmetic, where, drafter.config)
         # Drafters of a pair may read beyond their context, by extrapolation; the benchmark does as well.
         drafter.config = replace(drafter.config, context=max(drafter.config.context, LONGEST_DRAFT))
     timings, (kernel_path, kernels) = [], kernels_of(path, where)

@@ -81,7 +81,7 @@ def load_model(
     store = WeightStore(file, config, depth)
     # The marks stay with the weights when these move to the device.
     weights, reason = with_precision(read_weights(store), requested, device)
-    attention = attention_precision(requested, device, config.head_dim)
+    attention = attention_precision(requested, device, config)
     if device == "cpu":
         return Model(
             config, weights, device, store.nbytes, arithmetic=arithmetic(weights, requested, reason, attention)

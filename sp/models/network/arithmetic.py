@@ -13,8 +13,9 @@ from sp.errors import ConfigError, known_names
 from sp.kernels.device import capability, current_device
 from sp.kernels.path import current_path
 from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEYS_ONLY
-from sp.kernels.specs.matmul.gemm_bytes import MULTIPLE
+from sp.kernels.specs.matmul.gemm_bytes import MOST_BY_PATH, MOST_INPUTS, MULTIPLE
 from sp.keywords import recorded
+from sp.models.config import ModelConfig
 from sp.models.file.weights import layer_of
 from sp.models.network.weights import ModelWeights, map_leaves
 from sp.ops.byte_rows.rows import ByteKind, block_of, rotated, round_rows
@@ -212,15 +213,17 @@ def with_precision(
     a reason.
 
     Left in BF16: the first `FIRST_LAYERS` layers; the head, which reads few tokens; experts and their router; matrices
-    of under 256 rows or of a width that is not a multiple of 256; vectors; with ``auto`` also weights for which int8
-    would lose too much, see `sp.models.network.arithmetic`. `device`: where the model will run. `sampled`: returns some
-    rows of a matrix, float32 (rows, in). Returns `reason`: see `Arithmetic`. ConfigError: see `check_precision`.
+    of under 256 rows, or of a width that is not a multiple of 256 or that no kernel of the path rounds; vectors; with
+    ``auto`` also weights for which int8 would lose too much, see `sp.models.network.arithmetic`. `device`: where the
+    model will run. `sampled`: returns some rows of a matrix, float32 (rows, in). Returns `reason`: see `Arithmetic`.
+    ConfigError: see `check_precision`.
     """
     check_precision(requested, device)
     if requested == Math.BF16:
         return weights, ""
+    widest = MOST_INPUTS if device == "cpu" else MOST_BY_PATH[current_path()]
     if requested != AUTO:
-        return _marked(weights, Math(requested), lambda leaf: True), ""
+        return _marked(weights, Math(requested), lambda leaf: bool(leaf.shape[1] <= widest)), ""
     faster, reason = is_faster(device)
     if not faster:
         return weights, reason
@@ -229,7 +232,7 @@ def with_precision(
     narrow = NARROW_INPUTS.get(current_path(), ())
 
     def is_exact(leaf: Any) -> bool:
-        if not gains(leaf.name, leaf.shape[1], narrow):
+        if leaf.shape[1] > widest or not gains(leaf.name, leaf.shape[1], narrow):
             return False
         errors[leaf.name] = rounding_error(sampled(leaf))
         return errors[leaf.name] <= MOST_ERROR
@@ -254,19 +257,33 @@ def _marked(weights: ModelWeights, precision: Math, chosen: Callable[[Any], bool
     return replace(weights, blocks=map_leaves(weights.blocks, marked))
 
 
-def attention_precision(requested: AskedPrecision, device: str, head_dim: int) -> Math:
-    """Return the precision of attention of many queries; BF16 with ``auto``, and if no kernel supports such heads."""
-    supported = head_dim in (HEAD_DIM, KEYS_ONLY) and (device == "cpu" or current_path() == "sm_90a")
+def attention_precision(requested: AskedPrecision, device: str, config: ModelConfig) -> Math:
+    """Return the precision of attention of many queries; BF16 with ``auto``, and if the kernels support no layer."""
+    supported = bool(byte_layers(config)) and (device == "cpu" or current_path() == "sm_90a")
     return Math(requested) if supported and requested != AUTO else Math.BF16
 
 
-def scoring(made_in: Arithmetic, device: str, head_dim: int) -> Arithmetic:
+def byte_layers(config: ModelConfig) -> list[int]:
+    """Return the attention layers that 8-bit kernels support when they read all keys, see
+    `sp.ops.attention.byte_attention.attend.fits`: heads of 128, or of 256 without a window; none with capped scores.
+    Sinks, which only weights tell, are not looked at."""
+    if config.attention_softcap is not None:
+        return []
+    sizes = {layer: config.heads_of(layer).head_dim for layer in config.attention_layers}
+    return [
+        layer
+        for layer, size in sizes.items()
+        if size == HEAD_DIM or (size == KEYS_ONLY and config.window_of(layer) is None)
+    ]
+
+
+def scoring(made_in: Arithmetic, device: str, config: ModelConfig) -> Arithmetic:
     """Return the arithmetic of a model that only scores: with ``auto`` its attention uses int8 where that is faster.
     The errors change a few of the selected tokens (``eight_bit_kept``), while a target's answers would depend on them
     directly."""
     if made_in.asked != AUTO or device == "cpu":
         return made_in
-    return replace(made_in, attention=attention_precision(Math.INT8, device, head_dim))
+    return replace(made_in, attention=attention_precision(Math.INT8, device, config))
 
 
 def attention_only_label(precision: str) -> str:
@@ -322,5 +339,5 @@ def is_eligible(name: str, shape: tuple[int, ...], first: int = FIRST_LAYERS) ->
     layer = layer_of(name)
     if layer is not None and layer < first:
         return False
-    wide = len(shape) == 2 and shape[0] >= FEWEST_ROWS and shape[1] % MULTIPLE == 0
+    wide = len(shape) == 2 and shape[0] >= FEWEST_ROWS and shape[1] % MULTIPLE == 0 and shape[1] <= MOST_INPUTS
     return wide and not name.endswith((ROUTER, EXPERTS))

@@ -83,7 +83,7 @@ def load_shards(
     for shard in shard_specs:
         with group.device(shard.rank):
             weights, reason = with_precision(shard_weights(whole, shard), requested, device)
-            attention, prequantized_bytes = attention_precision(requested, device, config.head_dim), 0
+            attention, prequantized_bytes = attention_precision(requested, device, config), 0
             description = arithmetic(weights, requested, reason, attention)
             if device == "cuda":
                 weights, nbytes, again, _ = weights_to_device(weights, file, progress)

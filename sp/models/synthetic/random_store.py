@@ -71,7 +71,7 @@ def random_model(
             weights,
             requested,
             reason,
-            attention_precision(requested, "cuda", store.config.head_dim),
+            attention_precision(requested, "cuda", store.config),
             prequantized_bytes,
         )
         return Model(store.config, weights, "cuda", store.nbytes + room, store.repacked, shared, description)
@@ -214,7 +214,7 @@ def random_shards(
             weights, reason = with_precision(store.weights(), requested, "cuda", store.sampled)
             weights, prequantized_bytes = prequantize(weights)
             description = arithmetic(
-                weights, requested, reason, attention_precision(requested, "cuda", config.head_dim), prequantized_bytes
+                weights, requested, reason, attention_precision(requested, "cuda", config), prequantized_bytes
             )
             model = ShardModel(store.config, weights, "cuda", store.nbytes, store.repacked, description, shard, group)
         models.append(model)

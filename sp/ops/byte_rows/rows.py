@@ -157,9 +157,7 @@ def byte_product(x: Rounded, w: Rounded) -> Floats:
 
 def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
     """`round_rows` of inputs, bf16 as uint16 (tokens, in), on the device."""
-    if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % MULTIPLE or x.shape[1] > MOST_INPUTS:
-        wanted = f"bf16 rows on a device, of a multiple of {MULTIPLE}, up to {MOST_INPUTS}"
-        raise DeviceError(f"bytes: {wanted}, not {x.dtype} {x.shape}")
+    _check(x)
     cupy, (tokens, width) = import_cupy(), x.shape
     held = -(-tokens // PADDED) * PADDED + PADDED  # all scales are written: the padding's must not be NaN
     codes, scales = cupy.empty((tokens, width), np.uint8), cupy.empty(held, np.float32)
@@ -171,7 +169,14 @@ def round_inputs(x: Any, kind: ByteKind, loud: LoudChannels) -> ByteRows:
 def round_into(x: Any, codes: Any, scales: Any, kind: ByteKind) -> None:
     """`round_rows` of rows of a weight, bf16 as uint16 (rows, in), on the device, into `codes` and `scales`, whose
     further values become 0."""
+    _check(x)
     _launch(x, codes, scales, kind, (None,) * 4)
+
+
+def _check(x: Any) -> None:
+    if not is_device(x) or x.ndim != 2 or x.dtype != "uint16" or x.shape[1] % MULTIPLE or x.shape[1] > MOST_INPUTS:
+        wanted = f"bf16 rows on a device, of a multiple of {MULTIPLE}, up to {MOST_INPUTS}"
+        raise DeviceError(f"bytes: {wanted}, not {x.dtype} {x.shape}")
 
 
 def _launch(x: Any, codes: Any, scales: Any, kind: ByteKind, loud: tuple[Any, ...]) -> None:

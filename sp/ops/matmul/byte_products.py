@@ -37,6 +37,7 @@ def byte_kernel(
             w = kept_together(weights) or round_weights(weights, kind)
             w = replace(w, loud=loud_columns(weights, loud))
             gemm(x, w, loud, outs, p.epilogue.typed(outs[0].dtype.char == "f"))
+            del w  # before the next one's codes are allocated
 
     return register_matmul(
         MatmulKernel(

@@ -30,6 +30,7 @@ def round_weights(weights: Sequence[PackedWeight], kind: ByteKind) -> ByteRows:
         for at, slab in unpack_slabs(w, SLAB):
             past = first + at + -(-len(slab) // TILE) * TILE
             round_into(slab, codes[first + at : past], scales[first + at : past], kind)
+        del slab  # of which the next weight allocates its own
         first += TILE * w.row_tiles
     return ByteRows(tiles * TILE, width, kind, codes, scales)
 

@@ -181,12 +181,18 @@ def unpack_slabs(w: PackedWeight, most: int) -> Iterator[tuple[int, Any]]:
         yield first * TILE, slab
 
 
+def tile_planes(w: PackedWeight, tiles: slice) -> list[Any]:
+    """Return the planes of some row tiles, in the order of kernels; None for those that the format does not have."""
+    planes = (w.plane(name) for name in ("low", "high", "scales", "deltas"))
+    return [plane if plane is None else plane.reshape(w.row_tiles, -1)[tiles] for plane in planes]
+
+
 def _unpack(w: PackedWeight, f32: Any, bf16: Any, words: Any, tiles: slice) -> None:
     """Unpack row tiles, into rows of their own."""
-    given = (*(w.plane(name) for name in ("low", "high", "scales", "deltas")), words)
     UNPACK.launch(
         (w.k_tiles, tiles.stop - tiles.start),
-        *(plane if plane is None else plane.reshape(w.row_tiles, -1)[tiles] for plane in given),
+        *tile_planes(w, tiles),
+        None if words is None else words.reshape(w.row_tiles, -1)[tiles],
         f32,
         bf16,
         len(f32 if bf16 is None else bf16),

@@ -203,7 +203,7 @@ SP_DEVICE void encode_groups(u8* bytes, const HeadRow& r, u32 lane) {
     for (int step = 1; step < LANES; step *= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, step));
     // The byte closest to a scale that just covers the peak, and three more; not past the largest finite one.
     const i32 covering = i32(f16_from(__fmul_rn(peak, heavy ? 0.031746034f : 0.10406504f)));
-    const i32 highest = min(covering + 64 + 3 * 128, 0xf7ff) >> 7;
+    const i32 highest = min(covering + 64 + 3 * 128, 0x7bff) >> 7;
     f32 least = 0;
     i32 chosen = 0;
     int codes[E] = {};

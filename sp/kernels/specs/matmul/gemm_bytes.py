@@ -55,6 +55,7 @@ GEMM_BYTES_SM90 = KernelSpec(
 PORTABLE_BLOCK = 128  # tokens and weight rows per block of the portable kernel
 PORTABLE_STAGES = 3  # tiles of 32 KiB in its ring, which fill the 99 KiB of a multiprocessor of sm_86
 PORTABLE_MOST_INPUTS = 24 * CHUNK  # whose quantisation fills the 99 KiB of a multiprocessor of sm_86
+MOST_BY_PATH = {"sm_90a": MOST_INPUTS, "portable": PORTABLE_MOST_INPUTS}
 PORTABLE_ARGS = (
     "const u8* x", "const u8* w", "const u16* xl", "const u16* wl", "const f32* x_scales", "const f32* w_scales",
     "const u32* loud_count",

@@ -1,7 +1,7 @@
 // Values rounded to a byte: KIND 0 int8, KIND 1 e4m3, with one scale for a row.
 //
 //   scale = largest / 127 (448); code = rint(x / scale), halves to even. A row whose largest is below 2^-100 has scale
-//   and codes 0; one that holds a NaN or a value from 2^100 on the scale NaN and codes 0.
+//   and codes 0; one that holds a NaN or a value from 2^100 on the scale NaN, whatever its codes.
 // e4m3: compute capability 8.9 and later.
 #pragma once
 #include "mma.cuh"

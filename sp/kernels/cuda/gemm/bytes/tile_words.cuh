@@ -1,4 +1,4 @@
-// Scale words of a packed weight, a super-block of inputs at a time. Define: FORMAT. Arches: 80+.
+// Scale words of a packed weight, one at a time. Define: FORMAT. Arches: 80+.
 #pragma once
 #include "scale_words.cuh"
 
