@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sp.models.layer import steps
 from sp.models.network import arithmetic
 from sp.models.run import layer_attention
 from sp.models.run.layer_attention import SparseAttention
+from sp.models.synthetic.shapes import find_shape
 from sp.models.synthetic.synthetic import write_synthetic
 from sp.ops.attention.attention import BYTE_QUERIES
 from sp.ops.sparse.flashprefill import FlashPrefill, TopDensity
@@ -89,7 +91,8 @@ def test_launches_on_a_device_and_the_portable_path_keeps_to_float16() -> None:
 def test_auto_takes_attention_of_a_model_that_scores(monkeypatch, asked, device, path, head_dim, attention) -> None:
     monkeypatch.setattr(arithmetic, "current_path", lambda: path)
     made_in = arithmetic.Arithmetic(asked, reason="no matrix has 4,096 inputs")
-    found = arithmetic.scoring(made_in, device, head_dim)
+    config = replace(find_shape("qwen3-0.6b").config, head_dim=head_dim)
+    found = arithmetic.scoring(made_in, device, config)
     assert str(found.attention) == attention
     assert (found.precision, found.reason) == (Math.BF16, made_in.reason)
     told = running("sm_90a", found)
@@ -101,11 +104,9 @@ def test_auto_takes_attention_of_a_model_that_scores(monkeypatch, asked, device,
 
 def test_a_pair_loads_its_drafter_to_score_and_its_target_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(
-        "sp.session.pipeline.scoring", lambda made_in, device, head_dim: asked.append(head_dim) or made_in
-    )
+    monkeypatch.setattr("sp.session.pipeline.scoring", lambda made_in, device, config: asked.append(config) or made_in)
     found = Pipeline.open(device="cpu", precision="auto", drafter_precision="auto")
-    assert asked == [found.drafter.model.config.head_dim]
+    assert asked == [found.drafter.model.config]
 
 
 def test_layers_with_windows_and_scales_of_their_own(monkeypatch, tmp_path) -> None:
