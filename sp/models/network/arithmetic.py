@@ -37,7 +37,7 @@ LEAST_INPUTS = 4096
 """Weights with fewer inputs gain nothing: on an H200 products with 1,024 to 3,072 inputs took longer than in BF16, with
 5,120 and more two thirds of the time (``results/nvidia-h200/notes-int8.md``); nothing was measured in between."""
 NARROW_INPUTS = {"sm_90a": (1024,)}
-"""Exceptions by path: on an H200 queries, keys and values of a 0.6B drafter take 0.93 of BF16's time, gate and up 0.86,
+"""Exceptions by path: on an H200 queries, keys and values of a 0.6B drafter take 0.93 of BF16's time, gate and up 0.85,
 with rounding and search of outlier channels (``results/nvidia-h200/matmul_bytes.jsonl``). Fewer inputs were not
 measured."""
 ALONE = ("attn_output.weight", "ffn_down.weight", "ssm_out.weight")
