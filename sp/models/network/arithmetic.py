@@ -223,7 +223,7 @@ def with_precision(
         return weights, ""
     widest = MOST_INPUTS if device == "cpu" else MOST_BY_PATH[current_path()]
     if requested != AUTO:
-        return _marked(weights, Math(requested), lambda leaf: bool(leaf.shape[1] <= widest)), ""
+        return _marked(weights, Math(requested), widest, lambda leaf: True), ""
     faster, reason = is_faster(device)
     if not faster:
         return weights, reason
@@ -232,12 +232,12 @@ def with_precision(
     narrow = NARROW_INPUTS.get(current_path(), ())
 
     def is_exact(leaf: Any) -> bool:
-        if leaf.shape[1] > widest or not gains(leaf.name, leaf.shape[1], narrow):
+        if not gains(leaf.name, leaf.shape[1], narrow):
             return False
         errors[leaf.name] = rounding_error(sampled(leaf))
         return errors[leaf.name] <= MOST_ERROR
 
-    marked = _marked(weights, Math.INT8, is_exact)
+    marked = _marked(weights, Math.INT8, widest, is_exact)
     if not errors:
         return marked, f"no matrix has a number of inputs with which int8 is faster ({LEAST_INPUTS:,} is)"
     # The reason names the decisive number, for reports.
@@ -248,9 +248,10 @@ def with_precision(
     return marked, f"{reason}; {most}"
 
 
-def _marked(weights: ModelWeights, precision: Math, chosen: Callable[[Any], bool]) -> ModelWeights:
+def _marked(weights: ModelWeights, precision: Math, widest: int, chosen: Callable[[Any], bool]) -> ModelWeights:
     def marked(leaf: Any) -> Any:
-        if isinstance(leaf, Weight | PackedWeight) and is_eligible(leaf.name, leaf.shape) and chosen(leaf):
+        matrix = isinstance(leaf, Weight | PackedWeight) and is_eligible(leaf.name, leaf.shape)
+        if matrix and leaf.shape[1] <= widest and chosen(leaf):
             return replace(leaf, math=precision)
         return leaf
 
