@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768, 131072])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--precisions", nargs="+", default=["bf16", "int8"])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "auto"])
     parser.add_argument("--scorers", nargs="+", default=HOW)
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
     parser.add_argument("--record", type=Path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sp.errors import ModelError
 from sp.gguf import GGUFFile
-from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIMS
 from sp.kernels.specs.matmul.gemm_experts import BLOCK_SM90
 from sp.models.cache.cache import ring_pages
 from sp.models.cache.kv_type import checked_kv, known_kv
@@ -175,9 +175,10 @@ def prefill_bytes(config: ModelConfig, tokens: int, precision: Math = Math.BF16,
 
 
 def code_bytes(config: ModelConfig, tokens: int) -> int:
-    """Compute the bytes of one layer's 8-bit keys, and values with heads of 128, of the widest layer that has them."""
+    """Compute the bytes of one layer's 8-bit keys, with heads of 64 and 128 also values, of the widest layer with
+    them."""
     sizes = map(config.heads_of, byte_layers(config))
-    return max((tokens * s.kv_heads * s.head_dim * (1 + (s.head_dim == HEAD_DIM)) for s in sizes), default=0)
+    return max((tokens * s.kv_heads * s.head_dim * (1 + (s.head_dim in HEAD_DIMS)) for s in sizes), default=0)
 
 
 def product_bytes(config: ModelConfig, tokens: int, precision: Math) -> int:

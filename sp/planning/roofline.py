@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from sp.errors import ConfigError
-from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEYS_ONLY
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIMS, KEYS_ONLY
 from sp.models.config import ModelConfig
 from sp.models.families.base import shard_config
 from sp.models.network.arithmetic import (
@@ -41,7 +41,7 @@ EFFICIENCY = {
 }
 """Share of the peak, the bandwidth or the link that a kind of work reaches: round numbers, chosen from records of H200
 and H100. Recurrent layers count as products, the selection of key blocks as attention in BF16."""
-BYTE_ATTENTION = {HEAD_DIM: 1.0, KEYS_ONLY: 0.5}
+BYTE_ATTENTION = dict.fromkeys(HEAD_DIMS, 1.0) | {KEYS_ONLY: 0.5}
 """Share of attention's products in 8 bits by head size, with `int8`: with the larger heads those with keys."""
 LAUNCH_S, LAUNCHES = 20e-6, 12
 """Seconds of a launch on the host, or of the latency of an exchange between GPUs; and launches per layer that delay the

@@ -33,6 +33,10 @@ inline float saturated_fma(float x, float slope, float shift) {
     const float value = std::fma(x, slope, shift);
     return value > 0 ? std::fmin(value, 1.0f) : 0.0f;  // NaN is not greater
 }
+inline unsigned bytes_of_shares(unsigned shares) {
+    const auto one = [](unsigned bits) { return unsigned(bits_as<uint16_t>(_Float16(double(half(bits)) * 128 + 1024))); };
+    return one(shares & 65535) | one(shares >> 16) << 16;
+}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const auto byte = [&](unsigned at) { return (at & 4 ? b : a) >> 8 * (at & 3) & 255; };
     unsigned result = 0;
@@ -101,7 +105,7 @@ void copy_box(void* target, const TensorMap* given, unsigned long long* barrier,
     const unsigned start = __cvta_generic_to_shared(target);
     if (start % 1024) abort();
     unsigned offset = 0, inner = unsigned(map.box[0] * map.each);
-    if (inner != 128) abort();
+    if (inner != 128 && inner != 64) abort();  // the swizzle is as wide as a row
     for (unsigned w = 0; w < map.box[3]; ++w)
         for (unsigned z = 0; z < map.box[2]; ++z)
             for (unsigned y = 0; y < map.box[1]; ++y, offset += inner) {
@@ -110,7 +114,7 @@ void copy_box(void* target, const TensorMap* given, unsigned long long* barrier,
                 const char* row = reinterpret_cast<const char*>(map.address) + place[0] * map.each;
                 for (int i = 0; i < 3; ++i) row += place[i + 1] * map.strides[i];
                 for (unsigned i = 0; i < inner; i += 16) {
-                    const unsigned to = start + offset + i, swizzled = to ^ (to >> 3 & 0x70);
+                    const unsigned to = start + offset + i, swizzled = to ^ (to >> 3 & (inner - 16));
                     inside ? memcpy(memory + swizzled, row + i, 16) : memset(memory + swizzled, 0, 16);
                 }
             }
@@ -181,9 +185,10 @@ template <int>
 void wgmma_wait() {}
 inline unsigned char at_descriptor(uint64_t descriptor, unsigned row, unsigned byte) {
     const unsigned start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
-    if (descriptor >> 62 != 1) abort();  // swizzle of 128 bytes
-    const unsigned place = start + row / 8 * stride + row % 8 * 128 + byte;
-    return memory[place ^ (place >> 3 & 0x70)];
+    const unsigned width = descriptor >> 62 == 1 ? 128 : descriptor >> 62 == 2 ? 64 : 0;  // of a row and its swizzle
+    if (!width) abort();
+    const unsigned place = start + row / 8 * stride + row % 8 * width + byte;
+    return memory[place ^ (place >> 3 & (width - 16))];
 }
 template <int Sums, class Sum, class Left, class Right>
 void multiply(Letters& all, Left left, Right right, int depth = 32) {
@@ -229,12 +234,13 @@ void wgmma_rs(float (&d)[Sums], const unsigned* a, uint64_t b) {
         multiply<Sums, float>(all, left, right, 16);
     });
 }
-inline void wgmma_e4m3(float (&d)[68], const unsigned* a, uint64_t b) {
+template <int Sums>
+void wgmma_e4m3(float (&d)[Sums], const unsigned* a, uint64_t b) {
     meet(group_place(), 128, {uint64_t(d), uint64_t(a), b, true}, [](Letters& all) {
         const auto left = [&](int row, int k) {
             const int thread = row / 16 * 32 + row % 8 * 4 + k % 16 / 4, word = row % 16 / 8 + k / 16 * 2;
             return from_e4m3(reinterpret_cast<const unsigned*>(all[thread][1])[word] >> 8 * (k % 4) & 255);
         };
-        multiply<68, float>(all, left, [](uint64_t from, int row, int k) { return from_e4m3(at_descriptor(from, row, k)); });
+        multiply<Sums, float>(all, left, [](uint64_t from, int row, int k) { return from_e4m3(at_descriptor(from, row, k)); });
     });
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from host_code import aligned, hosted, pointer, tensor_map
 
 from sp.kernels.flatten import flatten
-from sp.kernels.specs.attention.attention_bytes import smem
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIMS, STAGES, smem
+from sp.kernels.specs.attention.attention_sm90 import CAPACITY
 from sp.ops.attention.byte_attention.twin import byte_attention, key_centre, key_codes, sampled_blocks, value_codes
 from sp.ops.attention.kv_pages import kv_append
 from sp.ops.sparse.block_lists import lists_of
@@ -56,23 +57,26 @@ extern "C" void attend(const TensorMap* q, const TensorMap* k, const TensorMap* 
 """
 
 
-@pytest.fixture(scope="module")
-def rounding(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """What rounds keys and values, and what finds the centres of keys."""
-    return (
-        hosted("kv_bytes.cu", ROUNDING, tmp_path_factory.mktemp("rounding") / "all"),
-        hosted("key_bytes.cu", CENTRE, tmp_path_factory.mktemp("centres") / "all", WIDTH=128),
+class Libraries(NamedTuple):
+    """The kernels for heads of `d` values: what rounds keys and values, what finds the centres of keys, attention."""
+
+    d: int
+    rounding: ctypes.CDLL
+    centres: ctypes.CDLL
+    products: ctypes.CDLL
+    windowed: ctypes.CDLL
+
+
+@pytest.fixture(scope="module", params=HEAD_DIMS)
+def libs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Libraries:
+    d, folder = request.param, tmp_path_factory.mktemp("libraries")
+    return Libraries(
+        d,
+        hosted("kv_bytes.cu", ROUNDING, folder / "rounding", WIDTH=d),
+        hosted("key_bytes.cu", CENTRE, folder / "centres", WIDTH=d),
+        hosted("attention_bytes.cu", ATTENTION, folder / "products", STAGES=3, HEAD_DIM=d),
+        hosted("attention_bytes.cu", ATTENTION, folder / "windowed", STAGES=3, HEAD_DIM=d, WINDOW=1),
     )
-
-
-@pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("products") / "3", STAGES=3)
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return hosted("attention_bytes.cu", ATTENTION, tmp_path_factory.mktemp("windowed") / "3", STAGES=3, WINDOW=1)
 
 
 def key_place(token: int) -> int:
@@ -93,50 +97,51 @@ def e4m3_numbers() -> np.ndarray:
 class Case:
     """Random keys and values in scattered pages, rounded by the kernels."""
 
-    def __init__(self, libs: tuple[ctypes.CDLL, ctypes.CDLL], tokens: int, kv_heads: int, kind: str = "random") -> None:
-        lib, centres = libs
+    def __init__(self, libs: Libraries, tokens: int, kv_heads: int, kind: str = "random") -> None:
+        d = self.d = libs.d
         rng = np.random.default_rng([tokens, kv_heads, len(kind)])
         self.tokens, self.blocks, self.kv_heads = tokens, -(-tokens // 128), kv_heads
-        k, v = rng.standard_normal((2, tokens, kv_heads, 128)).astype(np.float32)
+        k, v = rng.standard_normal((2, tokens, kv_heads, d)).astype(np.float32)
         if kind == "shared":  # what trained keys have in common, and one loud value
-            k += 10 * rng.standard_normal((kv_heads, 128)).astype(np.float32)
+            k += 10 * rng.standard_normal((kv_heads, d)).astype(np.float32)
             v[tokens // 2, 0, 5] = 300
         table = aligned(rng.permutation(self.blocks + 2)[: self.blocks].astype(np.int32))
-        pages = [aligned(np.full((self.blocks + 2, 128, kv_heads, 256), 0xFF, np.uint8)) for _ in "kv"]
+        pages = [aligned(np.full((self.blocks + 2, 128, kv_heads, 2 * d), 0xFF, np.uint8)) for _ in "kv"]
         for page, values in zip(pages, (k, v), strict=True):
             kv_append(page, table, 0, values, F16)
         every = np.arange(tokens)
         self.k, self.v = (F16.decode(page[table[every // 128], every % 128]) for page in pages)
-        self.centre = aligned(np.full((kv_heads, 128), np.nan, np.float32))
+        self.centre = aligned(np.full((kv_heads, d), np.nan, np.float32))
         sampled = range(10**6)[sampled_blocks(tokens)]
         sizes = map(ctypes.c_int, (len(sampled), sampled.step, kv_heads))
-        centres.middle(pointer(pages[0]), pointer(table), pointer(self.centre), *sizes)
-        shape = kv_heads, self.blocks, 128, 128
-        self.key_bytes, self.value_bytes = (aligned(np.full(shape, 0x55, np.uint8)) for _ in "kv")
-        self.key_scales = aligned(np.full(shape[:2], np.nan, np.float32))
+        libs.centres.middle(pointer(pages[0]), pointer(table), pointer(self.centre), *sizes)
+        shape = kv_heads, self.blocks
+        self.key_bytes = aligned(np.full((*shape, 128, d), 0x55, np.uint8))
+        self.value_bytes = aligned(np.full((*shape, d, 128), 0x55, np.uint8))
+        self.key_scales = aligned(np.full(shape, np.nan, np.float32))
         self.peaks = aligned(np.zeros(kv_heads, np.float32))
         size = ctypes.c_int(tokens), ctypes.c_int(kv_heads)
-        lib.peaks(pointer(pages[1]), pointer(table), pointer(self.peaks), *size)
+        libs.rounding.peaks(pointer(pages[1]), pointer(table), pointer(self.peaks), *size)
         given = (*pages, table, self.centre, self.peaks, self.key_bytes, self.key_scales, self.value_bytes)
-        lib.bytes(*map(pointer, given), *size)
+        libs.rounding.bytes(*map(pointer, given), *size)
 
     def key_numbers(self) -> np.ndarray:
-        """(tokens, kv_heads, 128)."""
-        flat = self.key_bytes.view(np.int8).reshape(self.kv_heads, -1, 128)
+        """(tokens, kv_heads, d)."""
+        flat = self.key_bytes.view(np.int8).reshape(self.kv_heads, -1, self.d)
         assert not flat[:, self.tokens :].any(), "zeros past the last token"
         return flat[:, : self.tokens].transpose(1, 0, 2)
 
     def value_numbers(self) -> np.ndarray:
-        """(tokens, kv_heads, 128)."""
+        """(tokens, kv_heads, d)."""
         order = [32 * (token // 32) + key_place(token % 32) for token in range(128)]
-        numbers = e4m3_numbers()[self.value_bytes][..., order].transpose(0, 1, 3, 2).reshape(self.kv_heads, -1, 128)
+        numbers = e4m3_numbers()[self.value_bytes][..., order].transpose(0, 1, 3, 2).reshape(self.kv_heads, -1, self.d)
         assert not numbers[:, self.tokens :].any(), "zeros past the last token"
         return numbers[:, : self.tokens].transpose(1, 0, 2)
 
 
 @pytest.mark.parametrize("kind", ["random", "shared"])
-def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, kind: str) -> None:
-    case = Case(rounding, 300, 2, kind)
+def test_pages_are_rounded_as_the_twin_rounds(libs: Libraries, kind: str) -> None:
+    case = Case(libs, 300, 2, kind)
     keys, values = key_codes(case.k, case.centre), value_codes(case.v)
     np.testing.assert_allclose(case.key_scales.T, keys.scales[:, :, 0], rtol=1e-6)
     np.testing.assert_allclose(case.peaks / 448, values.scales[:, 0], rtol=1e-6)
@@ -146,8 +151,8 @@ def test_pages_are_rounded_as_the_twin_rounds(rounding: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [100, 300, 2600, 4500])
-def test_the_mean_of_sampled_keys(rounding: Any, tokens: int) -> None:
-    case = Case(rounding, tokens, 3 if tokens < 1000 else 1, "shared")
+def test_the_mean_of_sampled_keys(libs: Libraries, tokens: int) -> None:
+    case = Case(libs, tokens, 3 if tokens < 1000 else 1, "shared")
     want = key_centre(case.k.astype(np.float64))
     np.testing.assert_allclose(case.centre, want, rtol=0, atol=2e-6 * np.abs(case.k).max())
     assert (tokens < 128) == (not want.any())
@@ -156,13 +161,16 @@ def test_the_mean_of_sampled_keys(rounding: Any, tokens: int) -> None:
 def attended(
     lib: ctypes.CDLL, case: Case, q: np.ndarray, mask: np.ndarray | None, reach: np.ndarray | None = None
 ) -> np.ndarray:
-    """Out (n, heads, 128)."""
+    """Out (n, heads, d)."""
     n, heads, d = q.shape
     q = aligned(q.astype(np.float16))
     out, following = aligned(np.full((n, heads, d), 0x7FC0, np.uint16)), aligned(np.zeros(1, np.int32))
-    rows = case.kv_heads * case.blocks * 128
-    maps = [tensor_map(q, (64, n, 2, heads), (heads * 256, 128, 256), (64, 128, 2, 1))]
-    maps += [tensor_map(each, (128, rows), (128,), (128, 128)) for each in (case.key_bytes, case.value_bytes)]
+    tiles = case.kv_heads * case.blocks
+    maps = [
+        tensor_map(q, (64, n, d // 64, heads), (heads * 2 * d, 128, 2 * d), (64, 128, d // 64, 1)),
+        tensor_map(case.key_bytes, (d, tiles * 128), (d,), (d, 128)),
+        tensor_map(case.value_bytes, (128, tiles * d), (128,), (128, d)),
+    ]
     lists = [None, None]
     if mask is not None:
         found = lists_of(mask)
@@ -181,43 +189,43 @@ def attended(
     ("n", "tokens", "heads", "kv_heads", "kind"),
     [(1, 1, 1, 1, "random"), (200, 300, 4, 2, "random"), (130, 500, 2, 1, "shared"), (257, 257, 1, 1, "random")],
 )
-def test_dense(rounding: Any, products: ctypes.CDLL, n: int, tokens: int, heads: int, kv_heads: int, kind: str) -> None:
-    case = Case(rounding, tokens, kv_heads, kind)
-    q = 3 * np.random.default_rng(n).standard_normal((n, heads, 128)).astype(np.float16).astype(np.float32)
+def test_dense(libs: Libraries, n: int, tokens: int, heads: int, kv_heads: int, kind: str) -> None:
+    case = Case(libs, tokens, kv_heads, kind)
+    q = 3 * np.random.default_rng(n).standard_normal((n, heads, libs.d)).astype(np.float16).astype(np.float32)
     q = q.astype(np.float16).astype(np.float32)
-    got = attended(products, case, q, None)
-    close(got, byte_attention(q, case.k, case.v, 128**-0.5, centre=case.centre))
+    got = attended(libs.products, case, q, None)
+    close(got, byte_attention(q, case.k, case.v, libs.d**-0.5, centre=case.centre))
 
 
-def test_lists_of_blocks(rounding: Any, products: ctypes.CDLL) -> None:
-    case = Case(rounding, 700, 1)
-    q = np.random.default_rng(1).standard_normal((300, 2, 128)).astype(np.float16).astype(np.float32)
+def test_lists_of_blocks(libs: Libraries) -> None:
+    case = Case(libs, 700, 1)
+    q = np.random.default_rng(1).standard_normal((300, 2, libs.d)).astype(np.float16).astype(np.float32)
     mask = np.random.default_rng(2).random((2, 3, 6)) < 0.5
     mask &= np.arange(6) <= (np.arange(3)[:, None] * 128 + 127 + 400) // 128
     mask[0, 1] = False  # sees nothing
-    got = attended(products, case, q, mask)
-    close(got, byte_attention(q, case.k, case.v, 128**-0.5, lists_of(mask), case.centre))
+    got = attended(libs.products, case, q, mask)
+    close(got, byte_attention(q, case.k, case.v, libs.d**-0.5, lists_of(mask), case.centre))
     assert not got[128:256, 0].any()
 
 
 @pytest.mark.parametrize(
     ("n", "tokens", "window"), [(1, 1, 1), (200, 300, 1), (200, 300, 90), (130, 700, 128), (60, 60, 99)]
 )
-def test_windows(rounding: Any, windowed: ctypes.CDLL, n: int, tokens: int, window: int) -> None:
-    case = Case(rounding, tokens, 1)
-    q = np.random.default_rng(n).standard_normal((n, 2, 128)).astype(np.float16).astype(np.float32)
+def test_windows(libs: Libraries, n: int, tokens: int, window: int) -> None:
+    case = Case(libs, tokens, 1)
+    q = np.random.default_rng(n).standard_normal((n, 2, libs.d)).astype(np.float16).astype(np.float32)
     reach = aligned(np.maximum(np.arange(tokens - n, tokens) - (window - 1), 0).astype(np.int32))
-    got = attended(windowed, case, q, None, reach)
-    close(got, byte_attention(q, case.k, case.v, 128**-0.5, centre=case.centre, reach=reach))
+    got = attended(libs.windowed, case, q, None, reach)
+    close(got, byte_attention(q, case.k, case.v, libs.d**-0.5, centre=case.centre, reach=reach))
 
 
-def test_windows_of_gaps(rounding: Any, windowed: ctypes.CDLL) -> None:
-    case = Case(rounding, 600, 2)
+def test_windows_of_gaps(libs: Libraries) -> None:
+    case = Case(libs, 600, 2)
     rng = np.random.default_rng(8)
-    q = rng.standard_normal((300, 2, 128)).astype(np.float16).astype(np.float32)
+    q = rng.standard_normal((300, 2, libs.d)).astype(np.float16).astype(np.float32)
     reach = aligned(np.minimum(np.sort(rng.integers(0, 599, 300)), np.arange(300, 600)).astype(np.int32))
-    got = attended(windowed, case, q, None, reach)
-    close(got, byte_attention(q, case.k, case.v, 128**-0.5, centre=case.centre, reach=reach))
+    got = attended(libs.windowed, case, q, None, reach)
+    close(got, byte_attention(q, case.k, case.v, libs.d**-0.5, centre=case.centre, reach=reach))
 
 
 def close(got: np.ndarray, want: np.ndarray) -> None:
@@ -227,7 +235,9 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
     assert error < 4e-3, f"relative error {error:.2e}"
 
 
-def test_shared_memory_is_counted_as_it_is_laid_out(products: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("d", HEAD_DIMS)
+def test_shared_memory_is_counted_as_it_is_laid_out(d: int) -> None:
     text = flatten("attention_bytes.cu")
     assert "QUERY_BYTES (QUERIES * D * 2)" in text
-    assert smem({"STAGES": 3}) == 128 * 128 * (2 + 1 + 3) + 3 * 1024 + 1024
+    assert smem({"HEAD_DIM": d, "STAGES": 3}) == 128 * d * (2 + 1 + 3) + 3 * 1024 + 1024
+    assert smem({"HEAD_DIM": d, "STAGES": STAGES}) <= CAPACITY

@@ -82,7 +82,8 @@ def test_launches_on_a_device_and_the_portable_path_keeps_to_float16() -> None:
     ("asked", "device", "path", "head_dim", "attention"),
     [
         ("auto", "cuda", "sm_90a", 128, "int8"),
-        ("auto", "cuda", "sm_90a", 64, "bf16"),
+        ("auto", "cuda", "sm_90a", 64, "int8"),
+        ("auto", "cuda", "sm_90a", 96, "bf16"),
         ("auto", "cuda", "portable", 128, "bf16"),
         ("auto", "cpu", "sm_90a", 128, "bf16"),
         (Math.BF16, "cuda", "sm_90a", 128, "bf16"),

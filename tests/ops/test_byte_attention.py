@@ -18,14 +18,15 @@ from sp.ops.sparse.block_sparse import block_sparse
 from sp.quant import F32
 
 SCALE = 128**-0.5
+heads_of_both_sizes = pytest.mark.parametrize("d", [64, 128])
 
 
-def inputs(n: int, tokens: int, heads: int, kind: str = "random") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def inputs(n: int, tokens: int, heads: int, kind: str = "random", d: int = 128) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng([n, tokens, heads, len(kind)])
-    q = rng.standard_normal((n, heads, 128)).astype(np.float32)
-    k, v = rng.standard_normal((2, tokens, 2, 128)).astype(np.float32)
+    q = rng.standard_normal((n, heads, d)).astype(np.float32)
+    k, v = rng.standard_normal((2, tokens, 2, d)).astype(np.float32)
     if kind == "shared":  # keys of trained models have much in common
-        k += 20 * rng.standard_normal(128).astype(np.float32)
+        k += 20 * rng.standard_normal(d).astype(np.float32)
     elif kind == "sink":  # the first key takes most of every row
         q += 2 * k[:1].repeat(heads // 2, axis=1) / 4
         v[0] *= 0.01
@@ -38,11 +39,12 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.sqrt(np.mean((got - want) ** 2) / np.mean(want.astype(np.float64) ** 2)))
 
 
+@heads_of_both_sizes
 @pytest.mark.parametrize("kind", ["random", "shared", "sink", "peaked"])
-def test_close_to_exact(kind: str) -> None:
-    q, k, v = inputs(300, 500, 4, kind)
+def test_close_to_exact(kind: str, d: int) -> None:
+    q, k, v = inputs(300, 500, 4, kind, d)
     exact = attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64))
-    assert relative(byte_attention(q, k, v, SCALE), exact) < 0.05
+    assert relative(byte_attention(q, k, v, d**-0.5), exact) < 0.05
 
 
 def test_a_common_part_of_keys_costs_nothing_once_it_is_taken_away() -> None:

@@ -15,7 +15,9 @@ CONFIGS = {
     "matmul_bytes": [
         {"math": precision, "epilogue": "store_f32", "k": 5120, "n": 17408} for precision in ("bf16", "int8", "fp8")
     ],
-    "byte_attention": [{"math": precision, "read": 0.05} for precision in ("f16", "int8")],
+    "byte_attention": [
+        {"math": precision, "head_dim": 64, "tokens": 8192, "read": 0.05} for precision in ("f16", "int8")
+    ],
     "experts": [{"part": "gated", "tokens": 8}],
     "paged_attention": [{"head_dim": 128, "rows": rows, "tokens": 32768} for rows in (1, 32768)],
     "delta": [{"tokens": tokens} for tokens in (1, 16)],

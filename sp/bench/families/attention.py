@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from sp.bench.cases import Case, clustered, family, normal, paths
 from sp.kernels import import_cupy
-from sp.kernels.specs.attention.attention_bytes import HEAD_DIM
 from sp.ops.attention.attention import paged_attention, prefill_attention
 from sp.ops.attention.attention_sm90 import prefill as in_float16
 from sp.ops.attention.byte_attention.attend import byte_pages, prefill
@@ -98,7 +98,7 @@ def score_flops(tokens: int, heads: int, head_dim: int) -> float:
     return 2.0 * heads * head_dim * BLOCK * (blocks * (blocks + 1) / 2)
 
 
-HEADS, KV_HEADS = 16, 8
+BYTE_SHAPES = ((128, 16, 8), (64, 9, 3))  # values of a head, query heads, heads of keys and values
 DENSITIES = (0.05, 0.24)
 SHORT = 8192
 
@@ -107,10 +107,11 @@ SHORT = 8192
 def byte_cases() -> Iterator[Case]:
     """Yield 8-bit and f16 attention over 8K and 128K tokens of `clustered` inputs; FLOP as in `flashprefill`. Empty on
     GPUs other than Hopper."""
-    for tokens in (SHORT, TOKENS) if "sm_90a" in paths() else ():
-        q, kv = clustered(tokens, HEADS, KV_HEADS, HEAD_DIM)
-        scale, means = HEAD_DIM**-0.5, block_means(kv.k, kv.table, tokens, kv.fmt)
-        shape = {"head_dim": HEAD_DIM, "q_heads": HEADS, "kv_heads": KV_HEADS, "tokens": tokens}
+    lengths = (SHORT, TOKENS) if "sm_90a" in paths() else ()
+    for tokens, (head_dim, heads, kv_heads) in product(lengths, BYTE_SHAPES):
+        q, kv = clustered(tokens, heads, kv_heads, head_dim)
+        scale, means = head_dim**-0.5, block_means(kv.k, kv.table, tokens, kv.fmt)
+        shape = {"head_dim": head_dim, "q_heads": heads, "kv_heads": kv_heads, "tokens": tokens}
         rounded, stored = byte_pages(kv), kv.k.nbytes + kv.v.nbytes
         yield Case({**shape, "stage": "round"}, "sm_90a", partial(byte_pages, kv), bytes=stored * 2, flops=0.0)
         for share in DENSITIES:
@@ -118,7 +119,7 @@ def byte_cases() -> Iterator[Case]:
             lists = select_on_device(selector, q, means, tokens, scale)
             counts = lists.counts.get().astype(np.int64)
             config: dict[str, Any] = {**shape, **asdict(selector), "read": round(density(counts), 4), "stage": "attend"}
-            flops = live_flops(counts, HEAD_DIM)
+            flops = live_flops(counts, head_dim)
             eight, sixteen = partial(prefill, q, rounded, scale, lists), partial(in_float16, q, kv, scale, lists)
             yield Case({**config, "math": "int8"}, "sm_90a", eight, bytes=2 * q.nbytes + stored // 2, flops=flops)
             yield Case({**config, "math": "f16"}, "sm_90a", sixteen, bytes=2 * q.nbytes + stored, flops=flops)

@@ -12,7 +12,7 @@ from sp.arrays import Floats
 from sp.errors import ConfigError, known_names
 from sp.kernels.device import capability, current_device
 from sp.kernels.path import current_path
-from sp.kernels.specs.attention.attention_bytes import HEAD_DIM, KEYS_ONLY
+from sp.kernels.specs.attention.attention_bytes import HEAD_DIMS, KEYS_ONLY
 from sp.kernels.specs.matmul.gemm_bytes import MOST_BY_PATH, MOST_INPUTS, MULTIPLE
 from sp.keywords import recorded
 from sp.models.config import ModelConfig
@@ -266,15 +266,15 @@ def attention_precision(requested: AskedPrecision, device: str, config: ModelCon
 
 def byte_layers(config: ModelConfig) -> list[int]:
     """Return the attention layers that 8-bit kernels support when they read all keys, see
-    `sp.ops.attention.byte_attention.attend.fits`: heads of 128, or of 256 without a window; none with capped scores.
-    Sinks, which only weights tell, are not looked at."""
+    `sp.ops.attention.byte_attention.attend.fits`: heads of 64 or 128, or of 256 without a window; none with capped
+    scores. Sinks, which only weights tell, are not looked at."""
     if config.attention_softcap is not None:
         return []
     sizes = {layer: config.heads_of(layer).head_dim for layer in config.attention_layers}
     return [
         layer
         for layer, size in sizes.items()
-        if size == HEAD_DIM or (size == KEYS_ONLY and config.window_of(layer) is None)
+        if size in HEAD_DIMS or (size == KEYS_ONLY and config.window_of(layer) is None)
     ]
 
 

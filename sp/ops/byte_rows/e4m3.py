@@ -31,14 +31,15 @@ def round_e4m3(x: Floats) -> Floats:
 
 def near_exp2(y: Floats) -> Floats:
     """Approximate 2 to `y` by an e4m3 number, without computing a power: the one whose bits are the rounded 8 (7 + y),
-    at least 0. Those bits, as an integer, are 8 (7 + log2) of the number, except for up to 0.7 in the middle of an
-    octave. So the error is at most 12.5 % from 2 to the -6 up to 448, and below 2 to the -7 the result is 0. `y`:
-    float32, clipped to 8.75; minus infinity yields 0. Returns float32. Source: Schraudolph, "A fast, compact
-    approximation of the exponential function", 1999.
+    at least 0, of (7 + y) / 16 in float16. Those bits, as an integer, are 8 (7 + log2) of the number, except for up to
+    0.7 in the middle of an octave. So the error is at most 12.5 % from 2 to the -6 up to 448, and below 2 to the -7 the
+    result is 0. `y`: float32, clipped to 8.75; minus infinity yields 0. Returns float32. Source: Schraudolph, "A fast,
+    compact approximation of the exponential function", 1999.
 
     >>> near_exp2(np.array([0.0, 0.5, 1.0, 6.3, -8.0, -np.inf], np.float32)).tolist()
     [1.0, 1.5, 2.0, 80.0, 0.0, 0.0]
     """
-    bits = np.rint(np.clip(8 * (y + 7), 0, LAST)).astype(np.int64)
+    shares = np.clip((y + 7) / 16, 0, 1).astype(np.float16)
+    bits = np.minimum(np.rint(128 * shares.astype(np.float32)), LAST).astype(np.int64)
     found: Floats = NUMBERS[bits]
     return found

@@ -185,7 +185,9 @@ VIEWS: dict[str, FamilyView] = {
         lambda c: f"{c['math']}, narrow" if "narrow" in c.get("kernel", "") else str(c["math"]),
         lambda c: f"{c['epilogue'].replace('_', ' ')}, {c['k']} in",
     ),
-    "byte_attention": FamilyView(lambda c: f"keys and values in {c['math']}", lambda c: f"{c['read']:.0%}"),
+    "byte_attention": FamilyView(
+        lambda c: f"{c['math']}, heads of {c['head_dim']}", lambda c: f"{c['read']:.0%} of {_short(c['tokens'])}"
+    ),
     "experts": FamilyView(lambda c: str(c["part"]), lambda c: _short(c["tokens"]), joined=True),
     "paged_attention": FamilyView(
         lambda c: f"head dim {c['head_dim']}", lambda c: f"{_short(c['rows'])} of {_short(c['tokens'])}"

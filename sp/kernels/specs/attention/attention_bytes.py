@@ -6,19 +6,20 @@ from __future__ import annotations
 from sp.kernels.launch import Defines, KernelSpec
 from sp.kernels.specs.attention.attention_sm90 import CAPACITY, MOST_STAGES
 
-HEAD_DIM = 128  # head size of the kernels with values in 8 bits, too: rows of codes as wide as a swizzle
+HEAD_DIMS = (64, 128)  # head sizes of the kernels with values in 8 bits, too: rows of codes as wide as a swizzle
 KEYS_ONLY = 256  # head size of the one with only keys in 8 bits
 TILE = 128  # tokens of a tile, and of a page
-STAGE_BYTES = TILE * HEAD_DIM + 1024  # a tile, and rows of ones whose product is the sum of weights
 SHARED_BYTES = 1024  # barriers and scales
 
 
 def smem(defines: Defines) -> int:
-    """Return the bytes of queries in f16 and as codes, ring, barriers and scales, as laid out in the source."""
-    return TILE * HEAD_DIM * 3 + int(defines["STAGES"]) * STAGE_BYTES + SHARED_BYTES
+    """Return the bytes of queries in f16 and as codes, ring, barriers and scales, as laid out in the source. Behind the
+    tile of a stage are rows of ones, whose product is the sum of weights."""
+    codes = TILE * int(defines["HEAD_DIM"])
+    return 3 * codes + int(defines["STAGES"]) * (codes + 1024) + SHARED_BYTES
 
 
-STAGES = min(MOST_STAGES, (CAPACITY - smem({"STAGES": 0})) // STAGE_BYTES)
+STAGES = MOST_STAGES
 
 ATTENTION_BYTES = KernelSpec(
     source="attention_bytes.cu",
@@ -29,7 +30,9 @@ ATTENTION_BYTES = KernelSpec(
         "i32 section", "i32 early", "i32 width", "f32 scale", "const i32*? reach",
     ),
     threads=384,
-    variants=({"STAGES": STAGES}, {"STAGES": STAGES, "WINDOW": 1}),
+    variants=tuple(
+        {"HEAD_DIM": width, "STAGES": STAGES, **window} for width in HEAD_DIMS for window in ({}, {"WINDOW": 1})
+    ),
     arches="90a",
     smem=smem,
 )  # fmt: skip
@@ -65,7 +68,7 @@ KEY_CENTRE = KernelSpec(
         "const u8* pages", "const i32* table", "f32* centre", "i32 sampled", "i32 step", "i32 kv_heads",
     ),
     threads=1024,
-    variants=({"WIDTH": HEAD_DIM}, {"WIDTH": KEYS_ONLY}),
+    variants=tuple({"WIDTH": width} for width in (*HEAD_DIMS, KEYS_ONLY)),
 )  # fmt: skip
 
 KEY_BYTES = KernelSpec(
@@ -84,6 +87,7 @@ VALUE_PEAKS = KernelSpec(
     entry="value_peaks",
     args=("const u8* pages", "const i32* table", "u32* peaks", "i32 tokens", "i32 kv_heads"),
     threads=256,
+    variants=tuple({"WIDTH": width} for width in HEAD_DIMS),
     arches="90a",
 )
 
@@ -95,5 +99,6 @@ KV_BYTES = KernelSpec(
         "u8* k_codes", "f32* key_scales", "u8* v_codes", "i32 tokens", "i32 kv_heads",
     ),
     threads=256,
+    variants=tuple({"WIDTH": width} for width in HEAD_DIMS),
     arches="90a",
 )  # fmt: skip

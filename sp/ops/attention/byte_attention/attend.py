@@ -14,7 +14,7 @@ from sp.kernels.device import current_device, multiprocessors
 from sp.kernels.signature import describe, rows_contiguous
 from sp.kernels.specs.attention.attention_bytes import (
     ATTENTION_BYTES,
-    HEAD_DIM,
+    HEAD_DIMS,
     KEYS_ONLY,
     KV_BYTES,
     STAGES,
@@ -34,30 +34,30 @@ from sp.ops.attention.score_rule import PLAIN, ScoreRule
 class BytePages:
     """Quantised keys and values for `attention_bytes`; see `Codes` for the granularity of the scales."""
 
-    k: Any  # uint8 (kv_heads, blocks, 128, 128), signed bytes, tokens by values; zeros past the last token
+    k: Any  # uint8 (kv_heads, blocks, 128, d), signed bytes, tokens by values; zeros past the last token
     key_scales: Any  # float32 (kv_heads, blocks)
-    v: Any  # uint8 (kv_heads, blocks, 128, 128), e4m3, values by tokens, of 32 tokens in the order of kv_bytes.cu
+    v: Any  # uint8 (kv_heads, blocks, d, 128), e4m3, values by tokens, of 32 tokens in the order of kv_bytes.cu
     value_peaks: Any  # float32 (kv_heads,), 448 times the scales of values
     tokens: int
 
 
 def byte_pages(at: PagedKV, centre: Any = None) -> BytePages:
-    """Quantise a sequence's cache: keys minus `centre` to int8, values to e4m3. `at`: on the device, heads of 128
-    values, at least one token; packed pages are unpacked first; `centre`: cupy float32 (kv_heads, 128), optional, by
-    default the mean of some of the keys, sampled as in `key_centre`."""
+    """Quantise a sequence's cache: keys minus `centre` to int8, values to e4m3. `at`: on the device, heads of d
+    = 64 or 128 values, at least one token; packed pages are unpacked first; `centre`: cupy float32 (kv_heads, d),
+    optional, by default the mean of some of the keys, sampled as in `key_centre`."""
     cupy, at = import_cupy(), at.unpacked()
     head_dim, blocks = page_head_dim(at.k, at.fmt), -(-at.tokens // TILE)
-    assert head_dim == HEAD_DIM, f"heads of {head_dim} values"
+    assert head_dim in HEAD_DIMS, f"heads of {head_dim} values"
     assert 0 < blocks <= len(at.table), f"{at.tokens} tokens in {len(at.table)} pages"
     assert at.k.shape == at.v.shape, f"{at.k.shape}, {at.v.shape}"
-    shape = at.kv_heads, blocks, TILE, HEAD_DIM
-    k, v = cupy.empty(shape, np.uint8), cupy.empty(shape, np.uint8)
-    key_scales, peaks = cupy.empty(shape[:2], np.float32), cupy.zeros(at.kv_heads, np.float32)
+    grid, defines = (at.kv_heads, blocks), {"WIDTH": head_dim}
+    k, v = cupy.empty((*grid, TILE, head_dim), np.uint8), cupy.empty((*grid, head_dim, TILE), np.uint8)
+    key_scales, peaks = cupy.empty(grid, np.float32), cupy.zeros(at.kv_heads, np.float32)
     centre = sampled_centre(at) if centre is None else centre
-    assert centre.shape == (at.kv_heads, HEAD_DIM), f"centre {centre.shape}"
-    grid = at.kv_heads, blocks
-    VALUE_PEAKS.launch(grid, at.v, at.table, peaks.view(np.uint32), at.tokens, at.kv_heads)
-    KV_BYTES.launch(grid, at.k, at.v, at.table, centre, peaks, k, key_scales, v, at.tokens, at.kv_heads)
+    assert centre.shape == (at.kv_heads, head_dim), f"centre {centre.shape}"
+    VALUE_PEAKS.launch(grid, at.v, at.table, peaks.view(np.uint32), at.tokens, at.kv_heads, defines=defines)
+    pages = at.k, at.v, at.table
+    KV_BYTES.launch(grid, *pages, centre, peaks, k, key_scales, v, at.tokens, at.kv_heads, defines=defines)
     return BytePages(k, key_scales, v, peaks, at.tokens)
 
 
@@ -71,11 +71,11 @@ def prefill(
     rule: ScoreRule = PLAIN,
 ) -> Any:
     """Compute attention of the last `n` tokens of `at` over all tokens before them, or over listed blocks of those. The
-    NumPy reference is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, 128), bf16.
+    NumPy reference is `sp.ops.attention.byte_attention.twin.byte_attention`. Returns cupy uint16 (n, heads, d), bf16.
 
     Parameters
     ----------
-    q : cupy float16 (n, heads, 128)
+    q : cupy float16 (n, heads, d), heads of those of `at`
         Rotated queries, not yet scaled; rows and heads may be strided by multiples of 16 bytes.
     at : BytePages, at least `n` tokens; ``heads % kv_heads == 0``
     scale, blocks, out : see `sp.ops.attention.attention_sm90.prefill`
@@ -87,7 +87,7 @@ def prefill(
     if q.dtype != np.float16 or (n > 0 and not rows_contiguous(q)):  # CuPy gives empty arrays strides of 0
         raise DeviceError(f"attention: expected float16 queries with contiguous rows, got {describe(q)}, {q.strides}")
     kv_heads, held = at.k.shape[:2]
-    assert d == HEAD_DIM, f"head_dim {d}"
+    assert d == at.k.shape[3], f"head_dim {d}, {at.k.shape[3]}"
     assert heads % kv_heads == 0, f"{heads} query heads on {kv_heads} kv heads"
     assert out is None or out.shape == q.shape, f"out {out.shape}, q {q.shape}"
     assert n <= at.tokens <= held * TILE, f"{n} queries, {at.tokens} tokens, {held} blocks"
@@ -102,11 +102,12 @@ def prefill(
     if blocks is not None:
         counts, indices = blocks.counts, blocks.indices
         assert counts.shape == (heads, query_blocks) == indices.shape[:2], f"{counts.shape}, {indices.shape}"
-    rows = kv_heads * held * TILE
+    tiles = kv_heads * held
     ATTENTION_BYTES.launch(
         (min(query_blocks * heads, multiprocessors(current_device())),),
         tensor_map(q, (64, n, d // 64, heads), (q.strides[0], 128, q.strides[1]), (64, BLOCK, d // 64, 1)),
-        *(tensor_map(codes, (HEAD_DIM, rows), (HEAD_DIM,), (HEAD_DIM, TILE)) for codes in (at.k, at.v)),
+        tensor_map(at.k, (d, tiles * TILE), (d,), (d, TILE), swizzle=d),
+        tensor_map(at.v, (TILE, tiles * d), (TILE,), (TILE, d)),
         at.key_scales,
         at.value_peaks,
         counts,
@@ -122,7 +123,7 @@ def prefill(
         0 if indices is None else indices.shape[2],
         scale,
         None if rule.window is None else rule.first_seen(n, at.tokens, q),
-        defines={"STAGES": STAGES} | rule.defines("WINDOW"),
+        defines={"HEAD_DIM": d, "STAGES": STAGES} | rule.defines("WINDOW"),
     )
     return out
 
@@ -131,7 +132,7 @@ def fits(head_dim: int, rule: ScoreRule, listed: bool = False) -> bool:
     """Return True if 8-bit attention supports heads of this size with `rule`, and with lists of blocks if `listed`."""
     if head_dim == KEYS_ONLY:
         return rule.fits_bytes and rule.window is None and not listed
-    return head_dim == HEAD_DIM and rule.fits_bytes
+    return head_dim in HEAD_DIMS and rule.fits_bytes
 
 
 def attend(q: Floats, at: PagedKV, scale: float, lists: BlockLists | None = None, rule: ScoreRule = PLAIN) -> Floats:

@@ -4,16 +4,17 @@
 //   with WINDOW j >= reach[i] as well; queries and keys as signed bytes, weights and values as e4m3; sums of bytes are exact, those of e4m3 are added up in
 //   float32 after at most 128 FLUSH keys, since tensor cores keep about 14 bits of a sum of such products.
 //
-// Layouts  q f16 (n, heads, 128), divided by peak / 127 row by row here. Keys i8 (kv_heads, blocks, 128 tokens, 128), times
+// Layouts  q f16 (n, heads, D), divided by peak / 127 row by row here. Keys i8 (kv_heads, blocks, 128 tokens, D), times
 //   key_scales f32 (kv_heads, blocks); less a vector that all keys of a head share, which softmax does not see. Values
-//   e4m3 (kv_heads, blocks, 128, 128 tokens in the order of key_place), times value_peaks f32 (kv_heads) / 448; all see
-//   kv_bytes.cu. out bf16 (n, heads, 128). Lists as in attention_sm90.cu. A row that sees no key gets zeros.
-// Maps     q as in attention_sm90.cu; keys and values as rows of 128 bytes, boxes of 128, 128-byte swizzle.
+//   e4m3 (kv_heads, blocks, D, 128 tokens in the order of key_place), times value_peaks f32 (kv_heads) / 448; all see
+//   kv_bytes.cu. out bf16 (n, heads, D). Lists as in attention_sm90.cu. A row that sees no key gets zeros.
+// Maps     q as in attention_sm90.cu; keys as rows of D bytes, boxes of 128 rows, D-byte swizzle; values as rows of 128
+//   bytes, boxes of D rows, 128-byte swizzle.
 // Launch   one block of 384 threads an SM, 1-D grid of at most the number of tiles (query block, head); *next_tile = 0.
 //   `early` and `section` as in attention_sm90.cu.
 // Needs    scale > 0; 1 <= n <= tokens; blocks = ceil(tokens / 128); heads % section == 0.
 //   WINDOW: no lists, reach i32 (n,) ascending, reach[i] <= tokens - n + i.
-// Defines  STAGES; WINDOW: 0 or 1.
+// Defines  HEAD_DIM (D): 64 or 128; STAGES; WINDOW: 0 or 1.
 // Arch     sm_90a.
 //
 // Warpgroup 0 loads. Warpgroups 1 and 2 compute 64 query rows each, from the diagonal down: while the softmax of one tile
@@ -33,15 +34,22 @@ SP_DEVICE u32 pack_codes(const u32* pairs, f32 inverse) {
     return u32(a & 255) | u32(b & 255) << 8 | u32(c & 255) << 16 | u32(d) << 24;
 }
 
-// The group's 64 queries to bytes: two threads a row, each one panel of 64 values.
+// Where the byte at `offset` of a tile of codes, rows of D bytes, is in shared memory, and the tile's descriptor.
+SP_DEVICE u32 code_place(u32 offset) { return D == 128 ? swizzle_128(offset) : offset ^ ((offset >> 3) & 0x30u); }
+SP_DEVICE u64 code_descriptor(u32 address) {
+    return (wgmma_descriptor(address, 8 * D) & ~(u64(3) << 62)) | u64(D == 128 ? 1 : 2) << 62;
+}
+
+// The group's 64 queries to bytes: two threads a row, each half of its values.
 SP_DEVICE void round_queries(const u8* queries, u8* codes, f32* scales, u32 group) {
-    const u32 thread = threadIdx.x % 128, row = 64 * group + thread / 2, panel = thread % 2;
-    u32 words[32];
+    const u32 thread = threadIdx.x % 128, row = 64 * group + thread / 2, half = thread % 2;
+    const u32 panel = D == 128 ? half : 0, inside = D == 128 ? 0 : 64 * half;  // of 64 values, and bytes into its row
+    u32 words[D / 4];
     f32 peak = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint4 eight =
-            *reinterpret_cast<const uint4*>(queries + panel * (QUERIES * 128) + swizzle_128(row * 128 + 16 * i));
+    for (int i = 0; i < D / 16; ++i) {
+        const uint4 eight = *reinterpret_cast<const uint4*>(queries + panel * (QUERIES * 128) +
+                                                            swizzle_128(row * 128 + inside + 16 * i));
         words[4 * i] = eight.x, words[4 * i + 1] = eight.y, words[4 * i + 2] = eight.z, words[4 * i + 3] = eight.w;
 #pragma unroll
         for (int j = 4 * i; j < 4 * i + 4; ++j)
@@ -51,13 +59,13 @@ SP_DEVICE void round_queries(const u8* queries, u8* codes, f32* scales, u32 grou
     const f32 inverse = peak > 0 ? __fdiv_rn(127.0f, peak) : 0.0f;
     named_barrier(1 + group, 128);  // the previous bytes may still be an operand
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < D / 32; ++i) {
         const u32* from = words + 8 * i;
         const uint4 sixteen = {pack_codes(from, inverse), pack_codes(from + 2, inverse), pack_codes(from + 4, inverse),
                                pack_codes(from + 6, inverse)};
-        *reinterpret_cast<uint4*>(codes + swizzle_128(row * 128 + 64 * panel + 16 * i)) = sixteen;
+        *reinterpret_cast<uint4*>(codes + code_place(row * D + D / 2 * half + 16 * i)) = sixteen;
     }
-    if (panel == 0) scales[row] = peak * (1.0f / 127.0f);
+    if (half == 0) scales[row] = peak * (1.0f / 127.0f);
     fence_async_proxy();
     named_barrier(1 + group, 128);
 }
@@ -65,32 +73,32 @@ SP_DEVICE void round_queries(const u8* queries, u8* codes, f32* scales, u32 grou
 SP_DEVICE void scores_of(i32 (&s)[64], u64 queries, u64 keys) {
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_bytes(s, moved_by(queries, 32 * k), moved_by(keys, 32 * k), k > 0);
+    for (int k = 0; k < D / 32; ++k) wgmma_bytes(s, moved_by(queries, 32 * k), moved_by(keys, 32 * k), k > 0);
     wgmma_commit();
 }
 
 // Adds; the last four are sums of weights, from eight columns of ones.
-SP_DEVICE void values_of(f32 (&t)[68], const u32 (&p)[16], u64 values) {
+SP_DEVICE void values_of(f32 (&t)[D / 2 + 4], const u32 (&p)[16], u64 values) {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) wgmma_e4m3(t, p + 4 * k, moved_by(values, 32 * k));
     wgmma_commit();
 }
 
-SP_DEVICE void flush(f32 (&o)[64], f32 (&sum)[2], f32 (&t)[68], const f32 (&keep)[2]) {
+SP_DEVICE void flush(f32 (&o)[D / 2], f32 (&sum)[2], f32 (&t)[D / 2 + 4], const f32 (&keep)[2]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) o[i] = (o[i] + t[i]) * keep[i / 2 % 2];
-    sum[0] = (sum[0] + t[64]) * keep[0], sum[1] = (sum[1] + t[66]) * keep[1];
+    for (int i = 0; i < D / 2; ++i) o[i] = (o[i] + t[i]) * keep[i / 2 % 2];
+    sum[0] = (sum[0] + t[D / 2]) * keep[0], sum[1] = (sum[1] + t[D / 2 + 2]) * keep[1];
 #pragma unroll
-    for (int i = 0; i < 68; ++i) t[i] = 0;
+    for (int i = 0; i < D / 2 + 4; ++i) t[i] = 0;
 }
 
 SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape& shape, Shared& shared, u8* queries,
                        u8* codes, u8* stages) {
     const u32 group = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0), lane = threadIdx.x % 32;
     const i32 row = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and row + 8
-    const u64 query_tile = wgmma_descriptor(shared_address(codes) + group * 8192);
-    const u64 tiles = wgmma_descriptor(shared_address(stages));
+    const u64 query_tile = code_descriptor(shared_address(codes) + group * (64 * D));
+    const u64 key_tiles = code_descriptor(shared_address(stages)), value_tiles = wgmma_descriptor(shared_address(stages));
     const auto release = [&](u64* barrier) { barrier_arrive_warp(barrier, lane); };
     Ring ring;
     for (u32 query_phase = 0;; query_phase ^= 1) {
@@ -108,7 +116,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
         const f32 scales[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
         release(&shared.query_empty);
 
-        f32 o[64] = {}, sum[2] = {}, t[68] = {};
+        f32 o[D / 2] = {}, sum[2] = {}, t[D / 2 + 4] = {};
         if (steps > 0) {
             i32 s[64];
             u32 w[32];
@@ -135,7 +143,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 pack_weights(p, w);
             };
             barrier_wait(&shared.full[ring.stage], ring.phase);
-            scores_of(s, query_tile, moved_by(tiles, ring.stage * STAGE_BYTES));
+            scores_of(s, query_tile, moved_by(key_tiles, ring.stage * STAGE_BYTES));
             wgmma_wait<0>();
             sums_ready(s);
             weigh(ring.stage);
@@ -151,9 +159,9 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
                 if (step > 1) release(&shared.empty[v_stage]);
                 take(step % FLUSH == 0);
                 v_stage = v_at.stage;
-                scores_of(s, query_tile, moved_by(tiles, k_at.stage * STAGE_BYTES));
+                scores_of(s, query_tile, moved_by(key_tiles, k_at.stage * STAGE_BYTES));
                 barrier_wait(&shared.full[v_stage], v_at.phase);
-                values_of(t, p, moved_by(tiles, v_stage * STAGE_BYTES));
+                values_of(t, p, moved_by(value_tiles, v_stage * STAGE_BYTES));
                 wgmma_wait<1>();
                 sums_ready(s);
                 weigh(k_at.stage);
@@ -163,7 +171,7 @@ SP_DEVICE void compute(u16* out, const f32* value_peaks, f32 factor, const Shape
             if (steps > 1) release(&shared.empty[v_stage]);
             take(false);
             barrier_wait(&shared.full[ring.stage], ring.phase);
-            values_of(t, p, moved_by(tiles, ring.stage * STAGE_BYTES));
+            values_of(t, p, moved_by(value_tiles, ring.stage * STAGE_BYTES));
             wgmma_wait<0>();
             sums_ready(t);
             release(&shared.empty[ring.stage]);

@@ -5,7 +5,7 @@
 #ifndef WINDOW
 #define WINDOW 0
 #endif
-#define D 128
+#define D HEAD_DIM
 #define QUERIES 128
 #define KEYS 128  // of a tile: a page
 #define QUERY_BYTES (QUERIES * D * 2)
@@ -49,12 +49,12 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
             tensor_load(queries, q_map, &shared.query_full, 0, QUERIES * block, 0, head);
         }
         const i32 first = head / shape.group * held;
-        const auto copy = [&](const TensorMap* map, i32 index, f32 scale) {
+        const auto copy = [&](const TensorMap* map, i32 rows, i32 index, f32 scale) {
             if (lane == 0) {
                 barrier_wait(&shared.empty[ring.stage], ring.phase);
                 shared.first_key[ring.stage] = index * KEYS, shared.key_scale[ring.stage] = scale;
                 barrier_expect(&shared.full[ring.stage], TILE_BYTES);
-                tensor_load(stages + ring.stage * STAGE_BYTES, map, &shared.full[ring.stage], 0, (first + index) * KEYS);
+                tensor_load(stages + ring.stage * STAGE_BYTES, map, &shared.full[ring.stage], 0, (first + index) * rows);
             }
             ring.advance();
         };
@@ -67,11 +67,11 @@ SP_DEVICE void load(const TensorMap* q_map, const TensorMap* k_map, const Tensor
                 my_scale = key_scales[first + mine];
             }
             const i32 next = __shfl_sync(0xffffffffu, mine, step % 32);
-            copy(k_map, next, __shfl_sync(0xffffffffu, my_scale, step % 32));
-            if (step > 0) copy(v_map, index, 0);
+            copy(k_map, KEYS, next, __shfl_sync(0xffffffffu, my_scale, step % 32));
+            if (step > 0) copy(v_map, D, index, 0);
             index = next;
         }
-        if (steps > 0) copy(v_map, index, 0);
+        if (steps > 0) copy(v_map, D, index, 0);
         if (lane == 0) tile = i32(gridDim.x) + atomicAdd(next_tile, 1);
         tile = __shfl_sync(0xffffffffu, tile, 0);
     }

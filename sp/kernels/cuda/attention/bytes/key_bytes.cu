@@ -7,14 +7,14 @@
 // Layouts: pages (pool_pages, 128, kv_heads, WIDTH) f16, token j in slot j % 128 of page table[j / 128]; centre f32 (kv_heads,
 //   WIDTH); codes i8 (kv_heads, blocks, 128 tokens, WIDTH): zeros past `tokens`, where pages are not read.
 // Launch: key_bytes (kv_heads, blocks) blocks of 256 threads, key_centre (kv_heads) of 1,024. 16-byte aligned arrays.
-// Defines: WIDTH, a multiple of 128; of key_bytes 256. Arches: 80+.
+// Defines: WIDTH, 64, 128 or 256. Arches: 80+.
 // Source: rotated queries and keys as in QuaRot (Ashkboos et al., 2024).
 #include "page_values.cuh"
 #include "rotation_signs.cuh"
 
-constexpr int CENTRE_WARPS = 32, FOURS = WIDTH / 128;  // of a lane: values 128 i + 4 lane ..
+constexpr int CENTRE_ROWS = 32 * SIDE, FOURS = WIDTH / (4 * LANES);  // of a lane: values 128 i + 4 lane ..
 
-// Sums and differences of values at distances 1, 2, 4 .. below WIDTH, of a row that a warp holds.
+// Sums and differences of values at distances 1, 2, 4 .. below WIDTH, of a row that LANES lanes hold.
 SP_DEVICE void rotate(Four (&row)[FOURS], u32 lane) {
 #pragma unroll
     for (int i = 0; i < FOURS; ++i) {
@@ -30,7 +30,7 @@ SP_DEVICE void rotate(Four (&row)[FOURS], u32 lane) {
             x[j] = __fadd_rn(a, b), x[j + 2] = __fsub_rn(a, b);
         }
 #pragma unroll
-        for (u32 step = 1; step < 32; step *= 2)
+        for (u32 step = 1; step < LANES; step *= 2)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const f32 other = __shfl_xor_sync(0xffffffffu, x[j], step);
@@ -49,14 +49,14 @@ SP_DEVICE void rotate(Four (&row)[FOURS], u32 lane) {
             }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * CENTRE_WARPS)
+extern "C" __global__ void __launch_bounds__(LANES * CENTRE_ROWS)
 key_centre(const u8* pages, const i32* table, f32* centre, i32 sampled, i32 step, i32 kv_heads) {
-    __shared__ f32 sums[CENTRE_WARPS][WIDTH];
+    __shared__ f32 sums[CENTRE_ROWS][WIDTH];
     const i32 head = i32(blockIdx.x);
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
     Four sum[FOURS] = {};
 #pragma unroll 4
-    for (int row = int(warp); row < sampled * PAGE; row += CENTRE_WARPS) {
+    for (int row = int(first); row < sampled * PAGE; row += CENTRE_ROWS) {
         const i64 token = i64(table[row / PAGE * step]) * PAGE + row % PAGE;
 #pragma unroll
         for (int i = 0; i < FOURS; ++i) {
@@ -68,11 +68,11 @@ key_centre(const u8* pages, const i32* table, f32* centre, i32 sampled, i32 step
 #pragma unroll
     for (int i = 0; i < FOURS; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[warp][128 * i + 4 * lane + j] = sum[i].x[j];
+        for (int j = 0; j < 4; ++j) sums[first][128 * i + 4 * lane + j] = sum[i].x[j];
     __syncthreads();
     if (threadIdx.x >= WIDTH) return;
     f32 total = 0;
-    for (int i = 0; i < CENTRE_WARPS; ++i) total += sums[i][threadIdx.x];
+    for (int i = 0; i < CENTRE_ROWS; ++i) total += sums[i][threadIdx.x];
     centre[head * WIDTH + threadIdx.x] = sampled ? total / f32(sampled * PAGE) : 0.0f;
 }
 
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 key_bytes(const u8* pages, const i32* table, const f32* centre, u8* codes, f32* key_scales, i32 tokens, i32 kv_heads) {
     __shared__ f32 shared[WARPS];
     const i32 head = i32(blockIdx.x), block = i32(blockIdx.y), valid = min(PAGE, tokens - block * PAGE);
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
     const u8* rows = pages + (i64(table[block]) * PAGE * kv_heads + head) * (2 * WIDTH);
     const i64 tile = i64(head) * gridDim.y + block;
     Four middle[FOURS];
@@ -95,7 +95,7 @@ key_bytes(const u8* pages, const i32* table, const f32* centre, u8* codes, f32* 
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const int row = int(warp) + WARPS * i;
+        const int row = int(first) + WARPS * SIDE * i;
 #pragma unroll
         for (int j = 0; j < FOURS; ++j) {
             keys[i][j] = {};
@@ -111,14 +111,14 @@ key_bytes(const u8* pages, const i32* table, const f32* centre, u8* codes, f32* 
     }
     peak = block_max(peak, shared);
     const f32 inverse = peak > 0 ? __fdiv_rn(127.0f, peak) : 0.0f;
-    static_assert(WIDTH == 256 || WIDTH == 128, "its square root");
-    const f32 root = WIDTH == 256 ? 0.0625f : 0.08838834764831845f;
+    static_assert(WIDTH == 256 || WIDTH == 128 || WIDTH == 64, "its square root");
+    const f32 root = WIDTH == 256 ? 0.0625f : WIDTH == 128 ? 0.08838834764831845f : 0.125f;
     if (threadIdx.x == 0) key_scales[tile] = peak * (1.0f / 127.0f) * root;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
         for (int j = 0; j < FOURS; ++j) {
-            const int row = int(warp) + WARPS * i;
+            const int row = int(first) + WARPS * SIDE * i;
             reinterpret_cast<u32*>(codes)[(tile * PAGE + row) * (WIDTH / 4) + lane + 32 * j] = code_word(keys[i][j], inverse);
         }
 }

@@ -6,39 +6,39 @@
 //   key_place: token 8 j + 2 c + e of 32 (c < 4, e < 2) goes to 16 (j / 2) + 4 c + 2 (j % 2) + e, where a quad's sums of scores,
 //   packed to bytes, are the A operand of a product
 //
-// Layouts: pages (pool_pages, 128, kv_heads, 128) f16, token j in slot j % 128 of page table[j / 128]; centre
-//   f32 (kv_heads, 128); k_codes i8 (kv_heads, blocks, 128 tokens, 128), v_codes e4m3 (kv_heads, blocks, 128, 128 tokens):
-//   zeros past `tokens`, where pages are not read.
-// Launch: (kv_heads, blocks) blocks of 256 threads. 16-byte aligned arrays.
+// Layouts: pages (pool_pages, 128, kv_heads, WIDTH) f16, token j in slot j % 128 of page table[j / 128]; centre
+//   f32 (kv_heads, WIDTH); k_codes i8 (kv_heads, blocks, 128 tokens, WIDTH), v_codes e4m3 (kv_heads, blocks, WIDTH,
+//   128 tokens): zeros past `tokens`, where pages are not read.
+// Launch: (kv_heads, blocks) blocks of 256 threads. 16-byte aligned arrays. Defines: WIDTH, 64 or 128.
 // sm_90a.
 #include "page_values.cuh"
 #include "wgmma_e4m3.cuh"
 
-constexpr int WIDTH = 128, ROW_BYTES = 2 * WIDTH;
+constexpr int ROW_BYTES = 2 * WIDTH;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 value_peaks(const u8* pages, const i32* table, u32* peaks, i32 tokens, i32 kv_heads) {
     __shared__ f32 shared[WARPS];
     const i32 head = i32(blockIdx.x), block = i32(blockIdx.y), valid = min(PAGE, tokens - block * PAGE);
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
     const u8* rows = pages + (i64(table[block]) * PAGE * kv_heads + head) * ROW_BYTES;
     f32 peak = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const int row = int(warp) + WARPS * i;
+        const int row = int(first) + WARPS * SIDE * i;
         if (row < valid) peak = fmaxf(peak, peak_of(four_of(rows + i64(row) * kv_heads * ROW_BYTES, lane)));
     }
     peak = block_max(peak, shared);
     if (threadIdx.x == 0) atomicMax(peaks + head, __float_as_uint(peak));  // no float here is negative
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, WIDTH == 64 ? 2 : 4)
 kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* centre, const f32* peaks, u8* k_codes,
          f32* key_scales, u8* v_codes, i32 tokens, i32 kv_heads) {
     __shared__ f32 shared[WARPS];
     __shared__ alignas(16) u32 pairs[PAGE * WIDTH / 2];  // pair p of row r at p ^ 4 (r / 16): columns are read below
     const i32 head = i32(blockIdx.x), block = i32(blockIdx.y), valid = min(PAGE, tokens - block * PAGE);
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % LANES, first = threadIdx.x / LANES;
     const i64 page = (i64(table[block]) * PAGE * kv_heads + head) * ROW_BYTES, tile = i64(head) * gridDim.y + block;
     const float4 centred = reinterpret_cast<const float4*>(centre + head * WIDTH)[lane];
     const Four middle = {{centred.x, centred.y, centred.z, centred.w}};
@@ -46,7 +46,7 @@ kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* cent
     f32 peak = 0;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const int row = int(warp) + WARPS * i;
+        const int row = int(first) + WARPS * SIDE * i;
         Four values = {};
         keys[i] = make_uint2(0, 0);
         if (row < valid) {
@@ -63,14 +63,15 @@ kv_bytes(const u8* k_pages, const u8* v_pages, const i32* table, const f32* cent
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         u32 word = code_word(minus(four_of(keys[i]), middle), inverse);
-        if (int(warp) + WARPS * i >= valid) word = 0;
-        reinterpret_cast<u32*>(k_codes)[(tile * PAGE + warp + WARPS * i) * (WIDTH / 4) + lane] = word;
+        const int row = int(first) + WARPS * SIDE * i;
+        if (row >= valid) word = 0;
+        reinterpret_cast<u32*>(k_codes)[(tile * PAGE + row) * (WIDTH / 4) + lane] = word;
     }
     const f32 largest = peaks[head], rise = largest > 0 ? __fdiv_rn(448.0f, largest) : 0.0f;
-    const u32 chunk = lane / 4;  // of 16 tokens
+    const u32 warp = threadIdx.x / 32, chunk = threadIdx.x % 32 / 4;  // of 16 tokens
 #pragma unroll
     for (int i = 0; i < WIDTH / 8 / WARPS; ++i) {
-        const u32 pair = 4 * (warp + WARPS * i) + lane % 4;
+        const u32 pair = 4 * (warp + WARPS * i) + threadIdx.x % 4;
         u32 held[16], words[2][4];
 #pragma unroll
         for (int j = 0; j < 16; ++j) held[j] = pairs[(16 * chunk + j) * (WIDTH / 2) + (pair ^ (4 * chunk))];

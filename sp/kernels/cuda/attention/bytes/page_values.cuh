@@ -1,8 +1,11 @@
-// Rows of f16 pages, four values a lane at a time, for the kernels that quantise keys and values: 256 threads a page.
+// Rows of f16 pages, four values a lane at a time, for the kernels that quantise keys and values: 256 threads a page. A warp
+// holds a row of WIDTH values, or two rows of 64.
 #pragma once
 #include "mma.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32, PAGE = 128, ROWS = PAGE / WARPS;
+constexpr int THREADS = 256, WARPS = THREADS / 32, PAGE = 128;
+constexpr int LANES = WIDTH < 128 ? WIDTH / 4 : 32;               // of a row
+constexpr int SIDE = 32 / LANES, ROWS = PAGE / (WARPS * SIDE);  // rows side by side in a warp, and of a thread
 
 struct Four {
     f32 x[4];

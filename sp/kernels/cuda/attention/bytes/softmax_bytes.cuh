@@ -4,8 +4,8 @@
 // 2^y, y = score - reference + BIAS, reference a largest score seen earlier, which moves only when a score passes it by
 // RISEN. The bits of an e4m3 number, read as a whole number, are 8 (7 + log2 of it) but for 0.7 at most in the middle of an
 // octave (after Schraudolph, "A fast, compact approximation of the exponential function", 1999): so a weight is the
-// rounded 8 (7 + y), at least 0. Neither exponentials nor conversions to e4m3 are asked for, of which a multiprocessor makes
-// 16 a clock. Outputs so far are to be scaled by keep.
+// rounded 8 (7 + y), at least 0, of (7 + y) / 16 in f16. Neither exponentials nor conversions to e4m3 are asked for, of
+// which a multiprocessor makes 16 a clock. Outputs so far are to be scaled by keep.
 #pragma once
 #include "softmax_sm90.cuh"
 #include "wgmma_e4m3.cuh"
@@ -49,12 +49,20 @@ SP_DEVICE f32 saturated_fma(f32 x, f32 slope, f32 shift) {
     return share;
 }
 
-// The low byte is the weight's e4m3, 120 at most; `sum` has the bits of MAGIC, or is UNSEEN.
-SP_DEVICE u32 weight_bits(i32 sum, f32 slope, f32 shift) {
-    return __float_as_uint(fmaf(saturated_fma(__int_as_float(sum), slope, shift), 128.0f, MAGIC));
+// 1024 and 128 times each of two shares, in f16: their low bytes are the e4m3 of weights.
+SP_DEVICE u32 bytes_of_shares(u32 shares) {
+    u32 bytes;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(bytes) : "r"(shares), "r"(0x58005800), "r"(0x64006400));
+    return bytes;
 }
 
-// Sums -> weights, two neighbours in the low half of a word. True when references of the warp moved, by `keep`.
+// The weights of two neighbours; each is a sum and the bits of MAGIC, or UNSEEN.
+SP_DEVICE u32 weights_of(i32 one, i32 other, f32 slope, f32 shift) {
+    return bytes_of_shares(pack_f16(saturated_fma(__int_as_float(one), slope, shift),
+                                    saturated_fma(__int_as_float(other), slope, shift)));
+}
+
+// Sums -> weights, two neighbours a word. True when references of the warp moved, by `keep`.
 template <bool Hidden>
 SP_DEVICE bool soften(u32 (&w)[32], const i32 (&s)[64], f32 (&reference)[2], f32 (&keep)[2], const f32 (&c)[2]) {
     i32 high[4] = {s[0], s[2], s[4], s[6]};
@@ -76,10 +84,9 @@ SP_DEVICE bool soften(u32 (&w)[32], const i32 (&s)[64], f32 (&reference)[2], f32
     }
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-        const int r = i % 2;
         const i32 one = Hidden && s[2 * i] == UNSEEN ? UNSEEN : s[2 * i] + MAGIC_BITS;
         const i32 other = Hidden && s[2 * i + 1] == UNSEEN ? UNSEEN : s[2 * i + 1] + MAGIC_BITS;
-        w[i] = weight_bits(one, slope[r], shift[r]) + (weight_bits(other, slope[r], shift[r]) << 8);
+        w[i] = weights_of(one, other, slope[i % 2], shift[i % 2]);
     }
     return __any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f);
 }
@@ -89,6 +96,6 @@ SP_DEVICE void pack_weights(u32 (&p)[16], const u32 (&w)[32]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
         const u32* pair = w + 8 * (i / 4) + 4 * (i % 4 / 2) + i % 2;
-        p[i] = __byte_perm(pair[0], pair[2], 0x5410);
+        p[i] = __byte_perm(pair[0], pair[2], 0x6420);
     }
 }

@@ -1,4 +1,4 @@
-// wgmma of e4m3 values with A in registers: D (64, 136) += A (64, 32) B (32, 136) in float32 (PTX ISA 9.7.16.5).
+// wgmma of e4m3 values with A in registers: D (64, N) += A (64, 32) B (32, N) in float32, N 72 or 136 (PTX ISA 9.7.16.5).
 //
 // B is in shared memory, K-major (rows of B^T, 128 bytes each), see wgmma_bytes.cuh for D and for what 32 bytes on are.
 // A, four bytes a register, lowest k in the lowest byte, with g = lane / 4 and c = lane % 4 of warp w of the warpgroup:
@@ -13,6 +13,16 @@
 
 #define SP_E4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SP_E16(d, i) SP_E4(d, i), SP_E4(d, i + 4), SP_E4(d, i + 8), SP_E4(d, i + 12)
+
+SP_DEVICE void wgmma_e4m3(f32 (&d)[36], const u32* a, u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35"
+                 "}, {%36, %37, %38, %39}, %40, 1, 1, 1;"
+                 : SP_E16(d, 0), SP_E16(d, 16), SP_E4(d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 
 SP_DEVICE void wgmma_e4m3(f32 (&d)[68], const u32* a, u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 {"
