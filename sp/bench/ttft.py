@@ -110,7 +110,7 @@ def _drafter_precision(target: Loaded, drafter: Loaded, path: str) -> dict[str, 
     of_target, of_drafter = (running(path, loaded.model.arithmetic) for loaded in (target, drafter))
     keys = [key for key in ("math", "products", "asked_math", "kept_bytes") if key in of_drafter]
     # Bytes differ between any two models, so they do not count as another precision.
-    same_values = all(of_drafter[key] == of_target[key] for key in keys if key != "kept_bytes")
+    same_values = all(of_drafter[key] == of_target.get(key) for key in keys if key != "kept_bytes")
     alike = of_drafter.keys() == of_target.keys() and same_values
     return {} if alike else {f"drafter_{key}": of_drafter[key] for key in keys}
 

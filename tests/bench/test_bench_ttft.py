@@ -282,6 +282,10 @@ def test_a_cell_is_known_by_what_was_asked(pair: Pipeline) -> None:
     both = replace(mixed, target=multiplying(pair.target, replace(int8, asked="auto")))
     known = {"math": "int8", "asked_math": "auto", "drafter_math": "int8"}
     assert config_of(cell, both, "sm_90a") == config_of(cell, pair, "sm_90a") | known
+    scores = replace(both, drafter=multiplying(pair.drafter, Arithmetic("auto", attention=Math.INT8)))
+    attends = {"drafter_math": "int8", "drafter_products": "bf16", "drafter_asked_math": "auto"}
+    known = {"math": "int8", "asked_math": "auto"}
+    assert config_of(cell, scores, "sm_90a") == config_of(cell, pair, "sm_90a") | known | attends
     whole = RequestCell(300, RunOptions(compress="off"))
     assert config_of(whole, mixed, "sm_90a") == config_of(whole, pair, "sm_90a"), "the target's arithmetic alone"
     assert config_of(whole, asked, "numpy") == config_of(whole, pair, "numpy"), "nobody drafts"
